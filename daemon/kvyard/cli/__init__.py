@@ -1,0 +1,1 @@
+"""The kvyard command; every subcommand imports late."""

@@ -1,0 +1,1 @@
+"""Client and schema of the control socket."""

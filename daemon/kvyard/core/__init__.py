@@ -1,0 +1,1 @@
+"""Mechanism without torch: request lifecycle, block pool, prefix cache, planner, guard, swap."""

@@ -1,0 +1,105 @@
+"""What the core hands to the engine each step, and what it gets back (DESIGN section 4).
+
+Arrays are columns: one row per running sequence, addressed by its slot. `tables` and `tokens` are live
+views of the core's own arrays, valid until the next call of the core; nobody else writes them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+IntArray = npt.NDArray[np.int64]
+TokenArray = npt.NDArray[np.int32]
+BoolArray = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The three separate limits and the pool's geometry."""
+
+    blocks: int
+    block_size: int
+    max_running: int
+    max_step_tokens: int
+    max_model_len: int
+    """Tokens a sequence may hold, prompt and output."""
+    prefix_cache: bool = False
+    swap_blocks: int = 0
+    """Blocks of the host pool."""
+
+
+@dataclass(slots=True)
+class SequenceSpec:
+    """A sequence as the core takes it up. `prompt` may be None in the simulator, where only lengths count."""
+
+    id: int
+    request: int
+    arrival: int
+    arrived: float
+    prompt_len: int
+    max_new: int
+    prompt: TokenArray | None = None
+    emitted: TokenArray | None = None
+    """Output tokens already sent: they are recomputed as part of the prompt, and count as generated."""
+    priority: int = 0
+    tenant: str = ""
+    deadline: float | None = None
+    cache_salt: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Admitted:
+    """A sequence that came in: `slot` is its row until it leaves."""
+
+    id: int
+    slot: int
+    cached: int
+    """Prompt tokens found in the prefix cache."""
+    resumed: bool
+    """It ran before and was preempted; its sampler state goes on."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCopy:
+    """KV to be copied before the step's model runs: all `out` first, then all `in`."""
+
+    id: int
+    direction: str
+    """`out`: device to host; `in`: host to device; `copy`: device to device (copy-on-write)."""
+    source: IntArray
+    target: IntArray
+
+
+@dataclass(slots=True)
+class Plan:
+    """One step: who computes how many tokens. Order is the order of scheduling."""
+
+    step: int
+    ids: IntArray
+    slots: IntArray
+    granted: IntArray
+    computed: IntArray
+    """Tokens in KV before the step; the chunk is `tokens[slot, computed:computed + granted]`."""
+    samples: BoolArray
+    """Whose chunk reaches its last known token, so that the step yields an output token."""
+    tables: TokenArray
+    """`[slots, most blocks of a sequence]`, the block tables."""
+    tokens: TokenArray
+    """`[slots, max_model_len]`, prompt and output ids."""
+    admitted: list[Admitted] = field(default_factory=list)
+    copies: list[BlockCopy] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+@dataclass(slots=True)
+class Committed:
+    """What the core did with a step's output tokens; rows are those with `samples`, in the plan's order."""
+
+    ids: IntArray
+    finished: list[tuple[int, str]]
+    """Ids and reasons (`stop`, `length`)."""

@@ -1,0 +1,1 @@
+"""The same core and the same policy objects in virtual time."""

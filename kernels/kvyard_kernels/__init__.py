@@ -1,0 +1,1 @@
+"""Triton kernels, CPU kernels and plain torch references; imports nothing of kvyard."""
