@@ -1,0 +1,1 @@
+"""The model store: catalogue, download, lookup and inspection."""
