@@ -1,0 +1,105 @@
+"""Test hooks: make the engine fail at a named point. Off and unreachable unless KVYARD_TEST_FAULTS is set.
+
+The variable holds a JSON list of faults, each with
+    point    `schedule`, `model`, `sample` or `outputs`: where in a step
+    action   `kill` (SIGKILL), `segv`, `exit` (status 3), `raise` (any exception), `fail` (an error of that
+             sequence alone), `block` (sleep for ever), `sleep` (`seconds`)
+    token    only in a step with a sequence whose prompt contains this token id
+    step     only in this step
+    once     a file that must not exist and is created by the fault: so it happens once over restarts
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from kvyard.core.plan import Plan
+
+VARIABLE = "KVYARD_TEST_FAULTS"
+Point = Literal["schedule", "model", "sample", "outputs"]
+
+
+class SequenceFault(Exception):
+    """One sequence cannot go on; the others can."""
+
+    def __init__(self, sequence_id: int, message: str) -> None:
+        super().__init__(message)
+        self.sequence_id = sequence_id
+
+
+class Fault(msgspec.Struct, forbid_unknown_fields=True):
+    """One fault to be injected."""
+
+    point: Point
+    action: Literal["kill", "segv", "exit", "raise", "fail", "block", "sleep"]
+    token: int | None = None
+    step: int | None = None
+    seconds: float = 0.0
+    once: str | None = None
+
+
+class Faults:
+    """The faults of this engine."""
+
+    def __init__(self, faults: list[Fault]) -> None:
+        self._faults = faults
+
+    @classmethod
+    def from_environment(cls) -> Faults | None:
+        """The faults asked for; None, the normal case, when there are none."""
+        text = os.environ.get(VARIABLE)
+        return cls(msgspec.json.decode(text, type=list[Fault])) if text else None
+
+    def at(self, point: Point, plan: Plan) -> None:
+        """A point of a step is reached."""
+        for fault in self._faults:
+            if fault.point != point or (fault.step is not None and fault.step != plan.step):
+                continue
+            row = self._row(fault, plan)
+            if row is not None and self._first_time(fault):
+                self._act(fault, int(plan.ids[row]))
+
+    @staticmethod
+    def _row(fault: Fault, plan: Plan) -> int | None:
+        if fault.token is None:
+            return 0
+        for row, slot in enumerate(plan.slots.tolist()):
+            known = int(plan.computed[row] + plan.granted[row])
+            if np.any(plan.tokens[slot, :known] == fault.token):
+                return row
+        return None
+
+    @staticmethod
+    def _first_time(fault: Fault) -> bool:
+        if fault.once is None:
+            return True
+        try:
+            Path(fault.once).touch(exist_ok=False)
+        except FileExistsError:
+            return False
+        return True
+
+    @staticmethod
+    def _act(fault: Fault, sequence_id: int) -> None:
+        match fault.action:
+            case "kill":
+                os.kill(os.getpid(), signal.SIGKILL)
+            case "segv":
+                os.kill(os.getpid(), signal.SIGSEGV)
+            case "exit":
+                os._exit(3)
+            case "raise":
+                raise RuntimeError("injected fault")
+            case "fail":
+                raise SequenceFault(sequence_id, "injected fault")
+            case "block":
+                time.sleep(1e6)
+            case "sleep":
+                time.sleep(fault.seconds)

@@ -1,0 +1,355 @@
+"""The serving side: takes jobs, keeps the journal, feeds the engine and hands its tokens to the APIs.
+
+An engine's death is invisible here but for a pause: every unfinished sequence is given to the next
+engine behind the tokens already sent.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Protocol
+
+import numpy as np
+import structlog
+
+from kvyard.front.engine_child import EngineDeath
+from kvyard.front.generation import LiveGeneration
+from kvyard.front.isolation import Isolation
+from kvyard.front.journal import Entry, Journal, tokens_of
+from kvyard.front.service import FinishReason, Job, Refusal
+from kvyard.link.codec import ToEngine
+from kvyard.link.messages import Cancel, Control, EngineInfo, Failed, Outputs, Reply, Sequence, Submit
+from kvyard.link.record import StepRecord
+
+log = structlog.get_logger(__name__)
+
+
+class Observer(Protocol):
+    """Who measures: times in seconds. Must not raise."""
+
+    def queued(self, seconds: float) -> None:
+        """A sequence was admitted for the first time after that long."""
+
+    def first_token(self, seconds: float) -> None:
+        """Time from arrival to the first output token."""
+
+    def inter_token(self, seconds: float, count: int = 1) -> None:
+        """Time between two output tokens of a sequence."""
+
+    def finished(
+        self, reason: str, e2e_s: float, prompt_tokens: int, output_tokens: int, preemptions: int, code: str = ""
+    ) -> None:
+        """A sequence ended; `code` names the error of reason `error`."""
+
+    def refused(self, code: str) -> None:
+        """A request was not accepted."""
+
+
+class Serving:
+    """Implements `Service` for the APIs; told of the engine by the daemon."""
+
+    def __init__(
+        self,
+        send: Callable[[ToEngine], None],
+        observer: Observer,
+        *,
+        max_waiting: int,
+        max_waiting_tokens: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.journal = Journal()
+        self.isolation = Isolation(self.journal)
+        self.info: EngineInfo | None = None
+        self.draining = False
+        self.max_waiting = max_waiting
+        self.max_waiting_tokens = max_waiting_tokens
+        self.idle: Callable[[], None] = lambda: None
+        """Called when the last sequence has ended."""
+        self._send = send
+        self._observer = observer
+        self._clock = clock
+        self._engine_up = False
+        self._next_id = 1
+        self._next_request = 1
+        self._tickets: dict[int, Callable[[Reply], None]] = {}
+        self._next_ticket = 1
+        self._timed: set[int] = set()
+
+    # ---- Service
+
+    @property
+    def ready(self) -> bool:
+        """An engine serves and nothing is draining."""
+        return self._engine_up and not self.draining
+
+    @property
+    def not_ready_reason(self) -> str:
+        """Why not; empty when ready."""
+        if self.draining:
+            return "draining: the daemon finishes what runs and takes nothing new"
+        if not self._engine_up:
+            return "the engine restarts; requests are kept" if self.info else "the engine is starting"
+        return ""
+
+    @property
+    def max_model_len(self) -> int:
+        """Tokens a sequence may hold; 0 before the first engine said it."""
+        return self.info.max_model_len if self.info is not None else 0
+
+    def check_room(self, sequences: int) -> None:
+        """Raise Refusal when that many more sequences would not be accepted."""
+        if self.draining:
+            self._refuse(503, "draining", "the daemon is shutting down and takes no new requests", 5)
+        if self.info is None:
+            self._refuse(503, "starting", "the engine is still starting; see /ready", 2)
+        else:
+            most = self.info.max_running + self.max_waiting
+            if len(self.journal) + sequences > most:
+                self._refuse(
+                    429,
+                    "queue_full",
+                    f"{len(self.journal)} sequences run or wait and {most} is the most "
+                    f"(max_running {self.info.max_running} + max_waiting {self.max_waiting}); try again later",
+                    self._retry_after(),
+                )
+            if self.journal.waiting_tokens > self.max_waiting_tokens:
+                self._refuse(
+                    429,
+                    "queue_full",
+                    f"{self.journal.waiting_tokens} prompt tokens wait and {self.max_waiting_tokens} is the most; "
+                    "try again later",
+                    self._retry_after(),
+                )
+
+    def submit(self, job: Job) -> LiveGeneration:
+        """Take a job or raise Refusal; nothing was allocated for a refused one."""
+        self.check_room(job.n)
+        self._check_length(job)
+        now = self._clock()
+        ids = list(range(self._next_id, self._next_id + job.n))
+        self._next_id += job.n
+        request = self._next_request
+        self._next_request += 1
+        generation = LiveGeneration(self, ids)
+        prompt = np.asarray(job.prompt, np.int32).tobytes()
+        for index, sequence_id in enumerate(ids):
+            sequence = Sequence(
+                id=sequence_id,
+                request=request,
+                index=index,
+                arrival=sequence_id,
+                arrived=now,
+                prompt=prompt,
+                max_new=job.max_new,
+                sampling=job.sampling,
+                priority=job.priority,
+                tenant=job.tenant,
+                deadline=job.deadline,
+                cache_salt=job.cache_salt,
+            )
+            queue_until = now + job.queue_timeout if job.queue_timeout is not None else None
+            entry = Entry(sequence, job.request_id, generation, queue_until)
+            self.journal.add(entry)
+            if queue_until is not None or job.deadline is not None:
+                self._timed.add(sequence_id)
+        self._feed()
+        return generation
+
+    def _check_length(self, job: Job) -> None:
+        most = self.max_model_len
+        if not job.prompt:
+            self._refuse(400, "empty_prompt", "the prompt has no tokens")
+        if len(job.prompt) + job.max_new > most:
+            self._refuse(
+                400,
+                "context_length_exceeded",
+                f"this model's context is {most} tokens here; the prompt has {len(job.prompt)} and max_tokens is "
+                f"{job.max_new}: shorten one of them",
+            )
+
+    def _refuse(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
+        self._observer.refused(code)
+        raise Refusal(status, code, message, retry_after)
+
+    def _retry_after(self) -> int:
+        # A guess that spreads the clients: a second for every ten waiting sequences.
+        return 1 + min(self.journal.waiting // 10, 29)
+
+    # ---- Canceller
+
+    def end(self, sequence_id: int, reason: FinishReason) -> None:
+        """End a sequence from the front's side: a stop string, or its client is gone."""
+        entry = self.journal.get(sequence_id)
+        if entry is not None:
+            if entry.submitted:
+                self._send(Cancel([sequence_id]))
+            self._end(entry, reason)
+
+    def fail(self, entry: Entry, code: str, message: str) -> None:
+        """End a sequence with an error that its client is told."""
+        if entry.submitted:
+            self._send(Cancel([entry.id]))
+        entry.owner.finish(entry.sequence.index, "error", (code, message))
+        self._end(entry, "error", code)
+
+    def cancel_request(self, request_id: str) -> int:
+        """Cancel a request on an operator's word; how many sequences ended."""
+        entries = [entry for entry in self.journal if entry.request_id == request_id]
+        for entry in entries:
+            self.fail(entry, "cancelled", "the request was cancelled by an operator")
+        return len(entries)
+
+    def fail_all(self, code: str, message: str) -> int:
+        """End everything with an error; how many sequences ended."""
+        entries = list(self.journal)
+        for entry in entries:
+            self.fail(entry, code, message)
+        return len(entries)
+
+    def sweep(self) -> None:
+        """End what has passed its queue time-out or its deadline; called several times a second."""
+        now = self._clock()
+        for sequence_id in list(self._timed):
+            entry = self.journal.get(sequence_id)
+            if entry is None:
+                self._timed.discard(sequence_id)
+            elif entry.queue_until is not None and entry.admitted_at is None and now > entry.queue_until:
+                self.fail(entry, "queue_timeout", "the request waited longer than its queue_timeout_ms; nothing ran")
+            elif entry.sequence.deadline is not None and now > entry.sequence.deadline:
+                self.fail(entry, "deadline", "the request passed its deadline_ms before it was complete")
+
+    # ---- the engine
+
+    def engine_up(self, info: EngineInfo) -> None:
+        """A new engine serves: give it everything."""
+        self.info, self._engine_up = info, True
+        self._feed()
+
+    def engine_down(self, death: EngineDeath) -> None:
+        """The engine is gone; fail those that killed it alone, keep the others for the next one."""
+        self._engine_up = False
+        for entry in self.isolation.blame(death):
+            entry.submitted = False
+            self.fail(entry, "engine_killed", f"this request ended the engine while it ran alone: it {death.words}")
+        self.journal.engine_lost()
+        for done in list(self._tickets.values()):
+            done(
+                Reply(
+                    0,
+                    error="the engine ended before it answered; what was asked may not have happened",
+                    code="engine-lost",
+                )
+            )
+        self._tickets.clear()
+
+    def control(self, method: str, params: dict[str, object], done: Callable[[Reply], None]) -> None:
+        """Ask the engine something; `done` is called once."""
+        if not self._engine_up:
+            done(
+                Reply(
+                    0,
+                    error="no engine serves at the moment; try again when `kvyard status` says ready",
+                    code="no-engine",
+                )
+            )
+            return
+        ticket = self._next_ticket
+        self._next_ticket += 1
+        self._tickets[ticket] = done
+        self._send(Control(ticket, method, params))
+
+    def replied(self, reply: Reply) -> None:
+        """The engine answered."""
+        done = self._tickets.pop(reply.ticket, None)
+        if done is not None:
+            done(reply)
+
+    def _feed(self) -> None:
+        if not self._engine_up or self.isolation.holds():
+            return
+        for entry in self.isolation.next():
+            entry.submitted, entry.reason = True, ""
+            self._send(Submit(self.journal.for_engine(entry)))
+
+    def _set_apart(self, entry: Entry) -> None:
+        # The lone suspect leaves the engine so that the next one is alone. Its tokens under way must
+        # arrive before it is submitted again, or they would be made twice: the fence's reply is behind them.
+        self._send(Cancel([entry.id]))
+
+        def passed(reply: Reply) -> None:
+            entry.submitted = False
+            self.isolation.resume()
+            if reply.error is None:
+                self._feed()
+
+        self.isolation.pause(entry)
+        self.control("fence", {}, passed)
+
+    def outputs(self, message: Outputs) -> None:
+        """What a step produced."""
+        for sequence_id, at, cached in message.admitted:
+            self._admitted(sequence_id, at, cached)
+        hashes = np.frombuffer(message.hashes, np.uint64).tolist() if message.hashes else None
+        ids = np.frombuffer(message.ids, np.int64).tolist()
+        for row, (sequence_id, token) in enumerate(zip(ids, tokens_of(message.tokens), strict=True)):
+            entry = self.journal.get(sequence_id)
+            if entry is not None:
+                self._token(entry, token, hashes[row] if hashes else None, message)
+        for sequence_id, reason in message.finished:
+            entry = self.journal.get(sequence_id)
+            if entry is not None:
+                entry.owner.finish(entry.sequence.index, reason)
+                self._end(entry, reason)
+        cleared = self.isolation.cleared()
+        if cleared is not None:
+            self._set_apart(cleared)
+
+    def _admitted(self, sequence_id: int, at: float, cached: int) -> None:
+        entry = self.journal.get(sequence_id)
+        if entry is not None and self.journal.admitted(entry, at):
+            self._observer.queued(max(0.0, at - entry.sequence.arrived))
+            entry.owner.cached_tokens = cached
+
+    def _token(self, entry: Entry, token: int, hash_: int | None, message: Outputs) -> None:
+        at = message.at
+        if entry.last_at is None:
+            entry.first_at = at
+            self._observer.first_token(at - entry.sequence.arrived)
+        else:
+            self._observer.inter_token(at - entry.last_at)
+        entry.last_at = at
+        entry.emitted += token.to_bytes(4, "little", signed=True)
+        entry.owner.push(
+            entry.sequence.index,
+            token,
+            hash_,
+            message.logprobs.get(entry.id) if message.logprobs else None,
+            message.prompt_logprobs.get(entry.id) if message.prompt_logprobs else None,
+        )
+
+    def failed(self, message: Failed) -> None:
+        """The engine ended one sequence by an error."""
+        entry = self.journal.get(message.id)
+        if entry is not None:
+            entry.submitted = False
+            self.fail(entry, message.code, message.message)
+
+    def step(self, record: StepRecord) -> None:
+        """Keep the operator's list."""
+        self.journal.step(record)
+
+    def _end(self, entry: Entry, reason: FinishReason, code: str = "") -> None:
+        self.journal.end(entry.id)
+        self._observer.finished(
+            reason,
+            self._clock() - entry.sequence.arrived,
+            entry.prompt_tokens,
+            entry.outputs,
+            entry.preemptions,
+            code,
+        )
+        if self.isolation.ended(entry):
+            self._feed()
+        if not len(self.journal):
+            self.idle()
