@@ -1,0 +1,1 @@
+"""Triton kernels. `ops` holds the entry functions, the other modules the device code and its tile sizes."""

@@ -1,0 +1,36 @@
+"""RMSNorm over the last dimension, with an optional residual; float32 throughout, one program per row."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rms_norm(
+    x,
+    residual,
+    weight,
+    out,
+    eps,
+    x_row,
+    residual_row,
+    out_row,
+    SIZE: tl.constexpr,
+    SIZE_PAD: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+):
+    """Grid `(rows,)`. With `RESIDUAL`, `residual += x` is stored (rounded to its type) and that sum is normalised."""
+    row = tl.program_id(0).to(tl.int64)
+    index = tl.arange(0, SIZE_PAD)
+    mask = index < SIZE
+    value = tl.load(x + row * x_row + index, mask=mask, other=0.0).to(tl.float32)
+    if RESIDUAL:
+        target = residual + row * residual_row + index
+        value += tl.load(target, mask=mask, other=0.0).to(tl.float32)
+        rounded = value.to(residual.dtype.element_ty)
+        tl.store(target, rounded, mask=mask)
+        value = rounded.to(tl.float32)
+    factor = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
+    scale = tl.load(weight + index, mask=mask, other=0.0).to(tl.float32)
+    tl.store(out + row * out_row + index, (value * factor * scale).to(out.dtype.element_ty), mask=mask)

@@ -1,0 +1,463 @@
+"""Entry functions of the Triton kernels: they check shapes, choose tile sizes and launch.
+
+All tensors of a call lie on one device. Under `TRITON_INTERPRET=1` that may be the CPU, where the kernels run
+step by step in Python. Wrong shapes raise ValueError with the shape that was expected.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import triton
+from torch import Tensor
+
+from kvyard_kernels.triton import activation, attention_decode, attention_mixed, cache, config, norm, sampling
+from kvyard_kernels.triton.launch import interpreted, launch
+
+LOG2_E = math.log2(math.e)
+NO_WINDOW = 2**30
+"""A window that no context reaches; positions and it add up within 32 bits."""
+CACHE_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)
+
+
+def _require_heads(name: str, x: Tensor) -> None:
+    _require(x.dim() == 3, f"{name} must be [tokens, heads, head_dim], got {list(x.shape)}")
+    _require(x.stride(-1) == 1, f"{name}: the elements of a head must lie side by side, got strides {x.stride()}")
+
+
+def _require_cache(k_cache: Tensor, v_cache: Tensor, kv_heads: int | None, head_dim: int) -> None:
+    shape = list(k_cache.shape)
+    _require(
+        k_cache.dim() == 4 and k_cache.shape == v_cache.shape,
+        f"k_cache and v_cache must both be [blocks, block_size, kv_heads, head_dim], got {shape} and "
+        f"{list(v_cache.shape)}",
+    )
+    _require(
+        k_cache.dtype == v_cache.dtype and k_cache.dtype in CACHE_DTYPES,
+        f"KV caches of {k_cache.dtype} and {v_cache.dtype}: both must be one of {CACHE_DTYPES}",
+    )
+    _require(shape[3] == head_dim, f"head_dim of the cache is {shape[3]}, of q {head_dim}")
+    _require(kv_heads is None or shape[2] == kv_heads, f"kv_heads of the cache is {shape[2]}, of k {kv_heads}")
+    _require(k_cache.stride(3) == 1 and v_cache.stride(3) == 1, "the elements of a cached head must lie side by side")
+
+
+def _group(q: Tensor, k_cache: Tensor) -> int:
+    heads, kv_heads = q.shape[1], k_cache.shape[2]
+    _require(heads % kv_heads == 0, f"{heads} query heads cannot share {kv_heads} KV heads evenly")
+    return heads // kv_heads
+
+
+def _precision(dtype: torch.dtype) -> str:
+    """How products are formed (see `paged.product`). Float32 in full: `--dtype float32` promises the CPU's tokens."""
+    if dtype == torch.bfloat16 and interpreted():
+        return "upcast"
+    return "ieee"
+
+
+def _window(window: int | None) -> int:
+    _require(window is None or window > 0, f"window must be positive or None, got {window}")
+    return NO_WINDOW if window is None else min(window, NO_WINDOW)
+
+
+def paged_decode(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables: Tensor,
+    lengths: Tensor,
+    *,
+    max_length: int,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attention of one token per row over its paged context, the token's own key included.
+
+    q `[n, heads, head_dim]` in the cache's dtype; caches `[blocks, block_size, kv_heads, head_dim]`; tables
+    `[n, b]` int32; lengths `[n]` int32, none above `max_length`. With `window` W a row sees its last W
+    positions. A row of length 0 gets zeros. Returns `out`, `[n, heads, head_dim]` like q.
+    """
+    _require_heads("q", q)
+    rows, heads, head_dim = q.shape
+    _require_cache(k_cache, v_cache, None, head_dim)
+    _require(q.dtype == k_cache.dtype, f"q is {q.dtype}, the cache {k_cache.dtype}: they must agree")
+    _require(tables.dim() == 2 and tables.shape[0] == rows, f"tables must be [{rows}, b], got {list(tables.shape)}")
+    _require(list(lengths.shape) == [rows], f"lengths must be [{rows}], got {list(lengths.shape)}")
+    out = q.new_empty(q.shape) if out is None else out
+    _require_heads("out", out)
+    _require(out.shape == q.shape, f"out must be {list(q.shape)}, got {list(out.shape)}")
+    if rows == 0:
+        return out
+    group = _group(q, k_cache)
+    tiles = config.decode_config(head_dim, group, k_cache.element_size())
+    splits = max(1, triton.cdiv(max_length, config.SPLIT))
+    partial = splits > 1
+    # Splits that a row does not have stay unwritten: the merge reads a row's own only.
+    target = q.new_empty((rows, heads, splits, head_dim), dtype=torch.float32) if partial else out[:, :, None]
+    sums = q.new_empty((rows, heads, splits), dtype=torch.float32)
+    launch(
+        attention_decode.decode_split,
+        (rows, k_cache.shape[2], splits),
+        q,
+        k_cache,
+        v_cache,
+        tables,
+        lengths,
+        target,
+        sums,
+        scale * LOG2_E,
+        _window(window),
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        tables.stride(0),
+        *target.stride()[:3],
+        *sums.stride()[:2],
+        GROUP=group,
+        GROUP_PAD=tiles.rows,
+        HEAD_DIM=head_dim,
+        DIM_PAD=tiles.dims,
+        BLOCK_SIZE=k_cache.shape[1],
+        TILE=tiles.keys,
+        SPLIT=config.SPLIT,
+        PARTIAL=partial,
+        PRECISION=_precision(q.dtype),
+        warps=tiles.warps,
+        stages=tiles.stages,
+    )
+    if partial:
+        launch(
+            attention_decode.decode_merge,
+            (rows, heads),
+            target,
+            sums,
+            lengths,
+            out,
+            _window(window),
+            *target.stride()[:3],
+            *sums.stride()[:2],
+            *out.stride()[:2],
+            HEAD_DIM=head_dim,
+            DIM_PAD=tiles.dims,
+            SPLIT=config.SPLIT,
+            TILE=config.MERGE_TILE,
+            warps=4,
+        )
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class QueryTiles:
+    """Which row and which of its tokens each query tile of `paged_mixed` computes."""
+
+    rows: Tensor
+    """`[tiles]` int32."""
+    tokens: Tensor
+    """`[tiles]` int32, first token of the tile within its row's chunk."""
+    span: int
+    """Tokens of one tile."""
+
+
+def query_tiles(starts: Sequence[int], tokens_per_tile: int, device: torch.device | str) -> QueryTiles:
+    """Cut the rows `starts[i]:starts[i + 1]` into query tiles; once per step, used by all layers.
+
+    `tokens_per_tile` comes from `tile_span`.
+    """
+    edges = torch.as_tensor(starts, dtype=torch.int64)
+    counts = (edges.diff() + tokens_per_tile - 1) // tokens_per_tile
+    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
+    tokens = (torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]) * tokens_per_tile
+    both = torch.stack((rows, tokens)).to(torch.int32).to(device)
+    return QueryTiles(both[0], both[1], tokens_per_tile)
+
+
+def tile_span(heads: int, k_cache: Tensor) -> int:
+    """Tokens that one query tile holds for a model of `heads` query heads over this cache."""
+    group = heads // k_cache.shape[2]
+    return config.chunk_tokens(config.mixed_config(k_cache.shape[3], group, k_cache.element_size()), group)
+
+
+def paged_mixed(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    tiles: QueryTiles,
+    *,
+    scale: float,
+    window: int | None = None,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of chunks of any length over paged context, decodes among them, in one launch.
+
+    q `[t, heads, head_dim]`; row i owns the tokens `starts[i]:starts[i + 1]` (starts `[n + 1]` int32), the last
+    of the `lengths[i]` positions of its context; `tiles` from `query_tiles`; the rest as in `paged_decode`.
+    """
+    _require_heads("q", q)
+    rows = lengths.shape[0]
+    head_dim = q.shape[2]
+    _require_cache(k_cache, v_cache, None, head_dim)
+    _require(q.dtype == k_cache.dtype, f"q is {q.dtype}, the cache {k_cache.dtype}: they must agree")
+    _require(tables.dim() == 2 and tables.shape[0] == rows, f"tables must be [{rows}, b], got {list(tables.shape)}")
+    _require(list(starts.shape) == [rows + 1], f"starts must be [{rows + 1}], got {list(starts.shape)}")
+    group = _group(q, k_cache)
+    sizes = config.mixed_config(head_dim, group, k_cache.element_size())
+    span = config.chunk_tokens(sizes, group)
+    _require(tiles.span == span, f"query tiles of {tiles.span} tokens, this head shape needs {span}: see tile_span")
+    out = q.new_empty(q.shape) if out is None else out
+    _require_heads("out", out)
+    _require(out.shape == q.shape, f"out must be {list(q.shape)}, got {list(out.shape)}")
+    if len(tiles.rows) == 0:
+        return out
+    launch(
+        attention_mixed.mixed_attention,
+        (len(tiles.rows), k_cache.shape[2]),
+        q,
+        k_cache,
+        v_cache,
+        tables,
+        starts,
+        lengths,
+        tiles.rows,
+        tiles.tokens,
+        out,
+        scale * LOG2_E,
+        _window(window),
+        *q.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        tables.stride(0),
+        *out.stride()[:2],
+        GROUP=group,
+        BLOCK_M=sizes.rows,
+        HEAD_DIM=head_dim,
+        DIM_PAD=sizes.dims,
+        BLOCK_SIZE=k_cache.shape[1],
+        TILE=sizes.keys,
+        PRECISION=_precision(q.dtype),
+        warps=sizes.warps,
+        stages=sizes.stages,
+    )
+    return out
+
+
+def rope_and_cache(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    positions: Tensor,
+    cos: Tensor,
+    sin: Tensor,
+    slots: Tensor,
+    *,
+    q_weight: Tensor | None = None,
+    k_weight: Tensor | None = None,
+    eps: float = 1e-6,
+) -> None:
+    """Rotate q in place, and write rotated k and plain v to their cache slots.
+
+    q `[t, heads, head_dim]`, k and v `[t, kv_heads, head_dim]`; positions `[t]` int32 or int64; cos and sin
+    `[positions, rotary / 2]` float32, element i turning the pair (i, i + rotary / 2); slots `[t]` int64, block *
+    block_size + offset, -1 for padding, which caches nothing. With `q_weight` and `k_weight` `[head_dim]`, heads
+    are RMS-normalised first.
+    """
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        _require_heads(name, x)
+    tokens, heads, head_dim = q.shape
+    kv_heads = k.shape[1]
+    _require(k.shape == v.shape and k.shape[0] == tokens, f"k {list(k.shape)} and v {list(v.shape)} do not fit q")
+    _require(k.shape[2] == head_dim, f"head_dim of k is {k.shape[2]}, of q {head_dim}")
+    _require_cache(k_cache, v_cache, kv_heads, head_dim)
+    _require(slots.dtype == torch.int64 and len(slots) == tokens, f"slots must be [{tokens}] int64")
+    _require(len(positions) == tokens, f"positions must be [{tokens}], got {list(positions.shape)}")
+    rotary = 2 * cos.shape[1]
+    _require(
+        cos.shape == sin.shape and cos.dtype == sin.dtype == torch.float32 and rotary <= head_dim,
+        f"cos and sin must be [positions, at most {head_dim // 2}] float32, got {list(cos.shape)}, {cos.dtype}",
+    )
+    _require(cos.stride() == sin.stride() and cos.stride(1) == 1, "cos and sin must be contiguous")
+    _require((q_weight is None) == (k_weight is None), "q_weight and k_weight go together")
+    if tokens == 0:
+        return
+    head_tile = 4
+    parts = triton.cdiv(heads, head_tile) + triton.cdiv(kv_heads, head_tile)
+    launch(
+        cache.rope_and_cache,
+        (tokens, parts),
+        q,
+        k,
+        v,
+        k_cache,
+        v_cache,
+        positions,
+        cos,
+        sin,
+        slots,
+        q if q_weight is None else q_weight,
+        k if k_weight is None else k_weight,
+        eps,
+        *q.stride()[:2],
+        *k.stride()[:2],
+        *v.stride()[:2],
+        *k_cache.stride()[:3],
+        *v_cache.stride()[:3],
+        cos.stride(0),
+        HEADS=heads,
+        KV_HEADS=kv_heads,
+        HEAD_DIM=head_dim,
+        ROTARY=rotary,
+        HALF_PAD=config.power_of_two(rotary // 2),
+        TAIL_PAD=config.power_of_two(max(1, head_dim - rotary)),
+        DIM_PAD=config.power_of_two(head_dim),
+        BLOCK_SIZE=k_cache.shape[1],
+        HEAD_TILE=head_tile,
+        NORM=q_weight is not None,
+        warps=1,
+    )
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float, *, residual: Tensor | None = None, out: Tensor | None = None
+) -> Tensor:
+    """RMSNorm of the rows of x `[rows, size]`; with `residual`, of `residual += x`, which is stored in place.
+
+    Returns `out`, `[rows, size]` like x.
+    """
+    _require(x.dim() == 2 and x.stride(1) == 1, f"x must be [rows, size], got {list(x.shape)}")
+    rows, size = x.shape
+    _require(list(weight.shape) == [size], f"weight must be [{size}], got {list(weight.shape)}")
+    out = torch.empty_like(x) if out is None else out
+    other = x if residual is None else residual
+    _require(other.shape == x.shape == out.shape, f"residual and out must be {list(x.shape)}")
+    _require(other.stride(1) == 1 and out.stride(1) == 1, "the elements of a row must lie side by side")
+    if rows == 0:
+        return out
+    pad = config.power_of_two(size)
+    launch(
+        norm.rms_norm,
+        (rows,),
+        x,
+        other,
+        weight,
+        out,
+        eps,
+        x.stride(0),
+        other.stride(0),
+        out.stride(0),
+        SIZE=size,
+        SIZE_PAD=pad,
+        RESIDUAL=residual is not None,
+        warps=config.norm_warps(pad),
+    )
+    return out
+
+
+def gated(gate: Tensor, up: Tensor, *, activation_name: str = "silu", out: Tensor | None = None) -> Tensor:
+    """`act(gate) * up` over `[rows, size]`, computed in float32; `activation_name` is `silu` or `gelu_tanh`.
+
+    gate and up may be the two halves of one fused product.
+    """
+    _require(activation_name in ("silu", "gelu_tanh"), f"unknown activation {activation_name!r}")
+    _require(gate.dim() == 2 and gate.shape == up.shape, f"gate {list(gate.shape)} and up {list(up.shape)} differ")
+    _require(gate.stride(1) == 1 and up.stride(1) == 1, "the elements of a row must lie side by side")
+    rows, size = gate.shape
+    out = gate.new_empty(gate.shape) if out is None else out
+    _require(out.shape == gate.shape and out.stride(1) == 1, f"out must be {list(gate.shape)}")
+    if rows == 0:
+        return out
+    launch(
+        activation.gated,
+        (rows, triton.cdiv(size, config.GATED_TILE)),
+        gate,
+        up,
+        out,
+        size,
+        gate.stride(0),
+        up.stride(0),
+        out.stride(0),
+        TILE=config.GATED_TILE,
+        GELU=activation_name == "gelu_tanh",
+        warps=4,
+    )
+    return out
+
+
+def argmax(logits: Tensor) -> Tensor:
+    """Ids `[rows]` int64 of the highest logits of `[rows, vocab]`; the lowest id on ties, NaN never."""
+    _require(logits.dim() == 2 and logits.stride(1) == 1, f"logits must be [rows, vocab], got {list(logits.shape)}")
+    rows, size = logits.shape
+    out = torch.empty(rows, dtype=torch.int64, device=logits.device)
+    if rows == 0:
+        return out
+    chunks = triton.cdiv(size, config.VOCAB_CHUNK)
+    peaks = torch.empty((rows, chunks), dtype=torch.float32, device=logits.device)
+    winners = torch.empty((rows, chunks), dtype=torch.int32, device=logits.device)
+    launch(
+        sampling.argmax_chunks,
+        (rows, chunks),
+        logits,
+        peaks,
+        winners,
+        size,
+        logits.stride(0),
+        chunks,
+        CHUNK=config.VOCAB_CHUNK,
+        warps=4,
+    )
+    launch(sampling.argmax_merge, (rows,), peaks, winners, out, chunks, TILE=config.CANDIDATE_TILE, warps=4)
+    return out
+
+
+def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
+    """Ids `[rows]` int64 drawn from non-negative float32 weights `[rows, vocab]`, which need not sum to 1.
+
+    uniforms `[rows]` float32 in [0, 1): row i gets the lowest id whose cumulative weight exceeds
+    `uniforms[i] * total`. An id of weight 0 is never drawn; every row needs a positive weight.
+    """
+    _require(weights.dim() == 2 and weights.stride(1) == 1, f"weights must be [rows, vocab], got {weights.shape}")
+    _require(weights.dtype == uniforms.dtype == torch.float32, "weights and uniforms must be float32")
+    rows, size = weights.shape
+    _require(list(uniforms.shape) == [rows], f"uniforms must be [{rows}], got {list(uniforms.shape)}")
+    out = torch.empty(rows, dtype=torch.int64, device=weights.device)
+    if rows == 0:
+        return out
+    chunks = triton.cdiv(size, config.VOCAB_CHUNK)
+    sums = torch.empty((rows, chunks), dtype=torch.float32, device=weights.device)
+    launch(
+        sampling.weight_chunks,
+        (rows, chunks),
+        weights,
+        sums,
+        size,
+        weights.stride(0),
+        chunks,
+        CHUNK=config.VOCAB_CHUNK,
+        warps=4,
+    )
+    launch(
+        sampling.draw,
+        (rows,),
+        weights,
+        sums,
+        uniforms,
+        out,
+        size,
+        weights.stride(0),
+        chunks,
+        CHUNK=config.VOCAB_CHUNK,
+        CHUNKS_PAD=config.power_of_two(chunks),
+        warps=4,
+    )
+    return out
