@@ -1,0 +1,35 @@
+"""Token ids to text while they come: the joined pieces equal the text of all ids decoded at once."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Callable
+from typing import Final
+
+_DECODER: Final = codecs.getincrementaldecoder("utf-8")
+
+
+class Detokenizer:
+    """One sequence's text.
+
+    A character split over tokens comes out with the token that completes it. U+FFFD stands for bytes that
+    can never become valid, at once, and for a character still incomplete when the sequence ends.
+    """
+
+    __slots__ = ("_bytes_of", "_decode", "_hidden")
+
+    def __init__(self, bytes_of: Callable[[int], bytes], hidden: frozenset[int] = frozenset()) -> None:
+        """`bytes_of` gives a token's bytes; tokens in `hidden` leave no text."""
+        self._bytes_of = bytes_of
+        self._hidden = hidden
+        self._decode = _DECODER("replace").decode
+
+    def feed(self, token: int) -> str:
+        """The text that `token` completes; may be empty."""
+        if token in self._hidden:
+            return ""
+        return self._decode(self._bytes_of(token))
+
+    def finish(self) -> str:
+        """What is left at the end: U+FFFD for an incomplete character, else nothing."""
+        return self._decode(b"", True)
