@@ -329,6 +329,7 @@ METHODS: tuple[Method, ...] = (
             "temperature": "number",
             "seed": "integer",
             "priority": "integer, lower is more urgent",
+            "stream": "boolean: send each delta as a `generate` event, too",
         },
         "object",
         "Run one request; with `stream` its deltas come as `generate` events before the response.",

@@ -11,6 +11,8 @@ from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from msgspec import Struct
+
 from kvyard.control.schema import PolicyListing, RequestPage, Role, Status, SwapResult
 from kvyard.front.events import EventLog, Feed
 from kvyard.link.record import StepRecord
@@ -39,6 +41,20 @@ class Who:
 
     def __str__(self) -> str:
         return f"{self.user or self.uid} (uid {self.uid}, pid {self.pid})"
+
+
+class GenerateCall(Struct, forbid_unknown_fields=True):
+    """Parameters of `generate`; the daemon checks their ranges as it does for HTTP."""
+
+    prompt: str | list[int]
+    chat: bool = False
+    """Apply the chat template to a text prompt."""
+    max_tokens: int = 128
+    temperature: float = 1.0
+    seed: int | None = None
+    priority: int = 0
+    stream: bool = False
+    """Send each delta as a `generate` event, too."""
 
 
 class Operations(Protocol):
@@ -107,7 +123,7 @@ class Operations(Protocol):
         """The whole state as JSON values."""
         ...
 
-    def generate(self, params: Mapping[str, Any], who: Who) -> AsyncIterator[Mapping[str, Any]]:
+    def generate(self, call: GenerateCall, who: Who) -> AsyncIterator[Mapping[str, Any]]:
         """One request: deltas (`text`, `token_ids`), then a last item with `finish_reason` and `usage`.
 
         Closing the iterator cancels the request.
