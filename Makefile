@@ -1,0 +1,58 @@
+# Everything a newcomer needs: `make serve` and `make test`. Both set up what is missing and answer in
+# seconds the second time.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.kvyard-installed
+
+PORT   ?=
+HOST   ?=
+SOCKET ?=
+ARGS   ?=
+
+SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(if $(SOCKET),--socket $(SOCKET)) $(ARGS)
+
+.PHONY: help serve test test-slow check format install clean
+
+help:
+	@echo "make serve   set up, fetch the default model, serve it in the foreground (PORT= HOST= SOCKET= ARGS=)"
+	@echo "make test    set up, run all checks and tests"
+	@echo "make check   formatter, linter, types, import rules"
+	@echo "make test-slow  the long proofs, whole"
+
+install: $(STAMP)
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kvyard needs Python 3.11 or newer; $(PYTHON) is $$($(PYTHON) -V). Try: make PYTHON=python3.12 ..."; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || \
+	  { echo "Python could not make a virtual environment; on Debian: apt-get install python3-venv"; exit 1; }
+	@$(BIN)/pip install --quiet --upgrade 'pip>=25.1'
+
+$(STAMP): pyproject.toml $(VENV)/bin/python
+	@echo "installing kvyard and its dependencies into $(VENV) (a few minutes the first time)"
+	@$(BIN)/pip install --quiet --editable . --group dev
+	@touch $@
+
+serve: $(STAMP)
+	@exec $(BIN)/kvyard serve $(SERVE_FLAGS)
+
+check: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test: check
+	$(BIN)/pytest
+
+test-slow: $(STAMP)
+	$(BIN)/pytest --run-slow
+
+format: $(STAMP)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
