@@ -24,7 +24,7 @@ class PagedShape:
     head_dim: int = 16
     block_size: int = 16
     dtype: torch.dtype = torch.float32
-    window: int | None = None
+    window: int = 0
     poison: float = math.nan
     query_scale: float = 1.0
     zero_dims: int = 0
@@ -118,7 +118,7 @@ def _pool(
         position = torch.arange(length)
         block = tables[row].long()[position // shape.block_size]
         flat[block * shape.block_size + position % shape.block_size] = content
-        low = 0 if shape.window is None else max(0, length - shape.counts[row] + 1 - shape.window)
+        low = max(0, length - shape.counts[row] + 1 - shape.window) if shape.window else 0
         # What no query of the row can see any more may have been given away: it is poisoned as well.
         flat[(block * shape.block_size + position % shape.block_size)[:low]] = shape.poison
         dense.append(content)

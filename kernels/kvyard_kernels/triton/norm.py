@@ -20,7 +20,7 @@ def rms_norm(
     SIZE_PAD: tl.constexpr,
     RESIDUAL: tl.constexpr,
 ):
-    """Grid `(rows,)`. With `RESIDUAL`, `residual += x` is stored (rounded to its type) and that sum is normalised."""
+    """Grid `(rows,)`. With `RESIDUAL`, `residual += x` is stored and the unrounded sum is normalised."""
     row = tl.program_id(0).to(tl.int64)
     index = tl.arange(0, SIZE_PAD)
     mask = index < SIZE
@@ -28,9 +28,7 @@ def rms_norm(
     if RESIDUAL:
         target = residual + row * residual_row + index
         value += tl.load(target, mask=mask, other=0.0).to(tl.float32)
-        rounded = value.to(residual.dtype.element_ty)
-        tl.store(target, rounded, mask=mask)
-        value = rounded.to(tl.float32)
+        tl.store(target, value.to(residual.dtype.element_ty), mask=mask)
     factor = tl.rsqrt(tl.sum(value * value, 0) / SIZE + eps)
     scale = tl.load(weight + index, mask=mask, other=0.0).to(tl.float32)
     tl.store(out + row * out_row + index, (value * factor * scale).to(out.dtype.element_ty), mask=mask)

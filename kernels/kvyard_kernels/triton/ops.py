@@ -62,9 +62,9 @@ def _precision(dtype: torch.dtype) -> str:
     return "ieee"
 
 
-def _window(window: int | None) -> int:
-    _require(window is None or window > 0, f"window must be positive or None, got {window}")
-    return NO_WINDOW if window is None else min(window, NO_WINDOW)
+def _window(window: int) -> int:
+    _require(window >= 0, f"window must be positive, or 0 for none, got {window}")
+    return min(window, NO_WINDOW) or NO_WINDOW
 
 
 def paged_decode(
@@ -76,13 +76,13 @@ def paged_decode(
     *,
     max_length: int,
     scale: float,
-    window: int | None = None,
+    window: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attention of one token per row over its paged context, the token's own key included.
 
     q `[n, heads, head_dim]` in the cache's dtype; caches `[blocks, block_size, kv_heads, head_dim]`; tables
-    `[n, b]` int32; lengths `[n]` int32, none above `max_length`. With `window` W a row sees its last W
+    `[n, b]` int32; lengths `[n]` int32, none above `max_length`. With `window` w > 0 a row sees its last w
     positions. A row of length 0 gets zeros. Returns `out`, `[n, heads, head_dim]` like q.
     """
     _require_heads("q", q)
@@ -195,7 +195,7 @@ def paged_mixed(
     tiles: QueryTiles,
     *,
     scale: float,
-    window: int | None = None,
+    window: int = 0,
     out: Tensor | None = None,
 ) -> Tensor:
     """Causal attention of chunks of any length over paged context, decodes among them, in one launch.

@@ -44,7 +44,7 @@ def argmax_merge(peaks, winners, out, chunks, TILE: tl.constexpr):
         peak, winner = _best(values, ids)
         choice = tl.where(peak > best, winner, choice)
         best = tl.maximum(best, peak)
-    tl.store(out + row, choice.to(tl.int64))
+    tl.store(out + row, choice)
 
 
 @triton.jit
@@ -75,4 +75,4 @@ def draw(weights, sums, uniforms, out, size, weights_row, chunks, CHUNK: tl.cons
     above = (before + tl.cumsum(values, 0) > goal) & (values > 0.0)
     fallback = tl.max(tl.where(values > 0.0, index, 0), 0)
     choice = tl.minimum(tl.min(tl.where(above, index, 2147483647), 0), fallback)
-    tl.store(out + row, choice.to(tl.int64))
+    tl.store(out + row, choice)
