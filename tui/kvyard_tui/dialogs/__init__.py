@@ -1,0 +1,1 @@
+"""Dialogs: each opens with nothing decided, and Enter alone never changes the daemon."""

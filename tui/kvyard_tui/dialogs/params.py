@@ -1,0 +1,71 @@
+"""Changes one live parameter of a policy in charge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvyard.control.schema import Status
+from textual import on
+from textual.widgets import Input, OptionList
+from textual.widgets.option_list import Option
+
+from kvyard_tui import fmt
+from kvyard_tui.dialogs.base import Caller
+from kvyard_tui.dialogs.change import ChangeDialog
+from kvyard_tui.dialogs.values import parse_value
+from kvyard_tui.text import clean, fit
+
+
+class ParamsDialog(ChangeDialog):
+    """Lists the parameters in force; the daemon checks the new value against its declaration."""
+
+    TITLE: ClassVar[str] = "Change a parameter"
+    DEED: ClassVar[str] = "Set"
+    PROMPT: ClassVar[str] = "New value:"
+    METHOD: ClassVar[str] = "policy.set"
+
+    def __init__(self, call: Caller, status: Status) -> None:
+        super().__init__(call)
+        self._known: dict[str, tuple[str, str, Any]] = {}
+        for policy in status.policies:
+            for name, value in policy.params.items():
+                self._known[f"{policy.kind}/{name}"] = (policy.kind, name, value)
+        self._names = {policy.kind: policy.name for policy in status.policies}
+
+    def on_mount(self) -> None:
+        """Fill the list."""
+        choices = self.query_one("#choices", OptionList)
+        for key, (kind, name, value) in self._known.items():
+            text = f"{fit(kind, 11)} {fit(self._names[kind], 20)} {name} = {fmt.value(value)}"
+            choices.add_option(Option(clean(text), id=key))
+        if self._known:
+            choices.focus()
+        else:
+            self._show("The policies in charge have no parameters.", "dim")
+
+    @on(OptionList.OptionSelected)
+    def prefill(self, event: OptionList.OptionSelected) -> None:
+        """Begin with the present value."""
+        values = self.query_one("#values", Input)
+        values.value = fmt.value(self._known[str(event.option_id)][2])
+        values.cursor_position = len(values.value)
+
+    def about(self, choice: str) -> str:
+        """Whose parameter it is."""
+        kind, name, _ = self._known[choice]
+        return f"{name} of the {kind} policy {self._names[kind]}"
+
+    def plan(self, choice: str, values: str) -> str:
+        """From what to what."""
+        kind, name, before = self._known[choice]
+        if not values.strip():
+            raise ValueError("give a new value")
+        after = parse_value(values.strip())
+        if after == before and type(after) is type(before):
+            raise ValueError("that is its value now")
+        return f"{kind}: {name} = {fmt.value(before)} → {fmt.value(after)}, at the next step boundary"
+
+    def params(self, choice: str, values: str) -> dict[str, Any]:
+        """Of `policy.set`."""
+        kind, name, _ = self._known[choice]
+        return {"kind": kind, "params": {name: parse_value(values.strip())}}

@@ -1,0 +1,95 @@
+"""Puts another policy or discipline in charge."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from kvyard.control.client import ControlError
+from kvyard.control.schema import PolicyListing, PolicyRow, Status
+from textual import work
+from textual.widgets import OptionList
+from textual.widgets.option_list import Option
+
+from kvyard_tui import fmt
+from kvyard_tui.dialogs.base import Caller
+from kvyard_tui.dialogs.change import ChangeDialog
+from kvyard_tui.dialogs.values import parse_values, said
+from kvyard_tui.text import clean, fit
+
+KINDS = ("discipline", "admission", "preemption", "prefill")
+
+
+class SwapDialog(ChangeDialog):
+    """Lists what is installed; what cannot be used says why and cannot be picked."""
+
+    TITLE: ClassVar[str] = "Swap a policy"
+    DEED: ClassVar[str] = "Swap"
+    PROMPT: ClassVar[str] = "Parameters (name=value name=value; empty for the defaults):"
+    METHOD: ClassVar[str] = "policy.swap"
+
+    def __init__(self, call: Caller, status: Status) -> None:
+        super().__init__(call)
+        self._status = status
+        self._listed: dict[str, PolicyRow] = {}
+
+    def on_mount(self) -> None:
+        """Ask for the list; until it is there only Cancel can be pressed."""
+        self.query_one("#cancel").focus()
+        self._load()
+
+    @work
+    async def _load(self) -> None:
+        try:
+            listing = await self._call("policy.list", PolicyListing, {})
+        except ControlError as error:
+            self._show(said(error), "bad")
+            return
+        choices = self.query_one("#choices", OptionList)
+        for row in sorted(listing.policies, key=_order):
+            key = f"{row.kind}/{row.name}"
+            if key not in self._listed:
+                self._listed[key] = row
+                choices.add_option(Option(option_text(row), id=key, disabled=bool(row.problem)))
+        for problem in listing.problems:
+            choices.add_option(Option(f"unreadable: {clean(problem)}", disabled=True))
+        if self._listed and self.focused is not None and self.focused.id == "cancel":
+            choices.focus()
+
+    def about(self, choice: str) -> str:
+        """Its own description and where it comes from."""
+        row = self._listed[choice]
+        return f"{row.doc or 'no description'} ({row.distribution} {row.version}, API {row.api})"
+
+    def plan(self, choice: str, values: str) -> str:
+        """From what, to what, with what."""
+        row = self._listed[choice]
+        given = parse_values(values)
+        kind = row.kind
+        before = in_charge(self._status, kind)
+        text = f"{kind}: {before} → {row.name}"
+        if given:
+            text += " with " + " ".join(f"{name}={fmt.value(value)}" for name, value in given.items())
+        return f"{text}, at the next step boundary"
+
+    def params(self, choice: str, values: str) -> dict[str, Any]:
+        """Of `policy.swap`."""
+        row = self._listed[choice]
+        return {"kind": row.kind, "name": row.name, "params": parse_values(values)}
+
+
+def in_charge(status: Status, kind: str) -> str:
+    """Name of what decides now."""
+    if kind == "discipline":
+        return status.discipline or "mixed"
+    return next((policy.name for policy in status.policies if policy.kind == kind), "?")
+
+
+def option_text(row: PolicyRow) -> str:
+    """One line of the list."""
+    mark = "in charge" if row.active else ""
+    tail = f"cannot be used: {row.problem}" if row.problem else mark
+    return clean(f"{fit(row.kind, 11)} {fit(row.name, 22)} {tail}").rstrip()
+
+
+def _order(row: PolicyRow) -> tuple[int, str]:
+    return (KINDS.index(row.kind) if row.kind in KINDS else len(KINDS), row.name)

@@ -1,0 +1,116 @@
+"""The first line, the banner below it, and the line that answers the person."""
+
+from __future__ import annotations
+
+from kvyard.control.schema import Status
+
+from kvyard_tui import fmt
+from kvyard_tui.model import Shown
+from kvyard_tui.spans import Line, Span, Tone, fit_line, line, split_line
+from kvyard_tui.text import clean
+from kvyard_tui.views.events import event_line
+
+SLOW_STEP = 5.0
+"""Seconds without a step, with work to do, after which the header says so."""
+
+
+def header(shown: Shown, width: int) -> list[Line]:
+    """Who serves what, how it stands, and whether keys may change anything."""
+    status = shown.yard.status
+    right = line(state(shown), "  ", badge(shown), " ")
+    if status is None:
+        return [split_line(line((" kvyard", "strong"), (f"  {clean(shown.socket)}", "dim")), right, width)]
+    model = status.model
+    facts = f"  {clean(model.device)} {clean(model.dtype)}{' deterministic' if model.deterministic else ''}"
+    up = f"  up {fmt.duration(status.uptime_s)}"
+    name = line((" kvyard", "strong"), "  ", (clean(model.id), ""))
+    if width >= 100:
+        name = (*name, (facts, "dim"), (f"{up}  {clean(status.address)}", "dim"))
+    elif width >= 80:
+        name = (*name, (up, "dim"))
+    return [split_line(name, right, width)]
+
+
+def badge(shown: Shown) -> Span:
+    """Whether this session may change anything."""
+    if shown.writable:
+        return (" CHANGES ALLOWED ", "alarm")
+    return ("read-only", "dim")
+
+
+def state(shown: Shown) -> Span:
+    """One word for the daemon, with a shape of its own for each."""
+    glyphs = shown.glyphs
+    yard = shown.yard
+    if yard.phase == "connecting":
+        return (f"{glyphs.busy} connecting", "warn")
+    if yard.phase == "lost" or yard.status is None:
+        return (f"{glyphs.failed} no connection", "bad")
+    return _serving(yard.status, shown)
+
+
+def _serving(status: Status, shown: Shown) -> Span:
+    glyphs = shown.glyphs
+    engine = status.engine
+    if engine.state == "failed":
+        return (f"{glyphs.failed} engine failed", "bad")
+    if status.draining or engine.state == "draining":
+        return (f"{glyphs.draining} draining", "warn")
+    if engine.state in ("starting", "recovering"):
+        return (f"{glyphs.busy} engine {engine.state}", "warn")
+    if status.paused:
+        return (f"{glyphs.paused} paused", "warn")
+    if stuck(status):
+        return (f"{glyphs.warning} no step for {fmt.age(engine.last_step_age_s or 0)}", "bad")
+    if not status.ready:
+        return (f"{glyphs.busy} not ready", "warn")
+    return (f"{glyphs.ready} ready", "good")
+
+
+def stuck(status: Status) -> bool:
+    """Something runs, nothing has moved for a while, and nobody has asked for that."""
+    age = status.engine.last_step_age_s
+    return age is not None and age > SLOW_STEP and status.requests.running > 0 and not status.paused
+
+
+def banner(shown: Shown, width: int) -> list[Line]:
+    """What is wrong with the picture itself: frozen, old, or without a connection; no line when nothing is."""
+    glyphs = shown.glyphs
+    if shown.frozen_at is not None:
+        ago = fmt.age(shown.now - shown.frozen_at)
+        return [fit_line(line((f" {glyphs.paused} FROZEN {ago} ago; space goes on", "alarm")), width)]
+    yard = shown.yard
+    if yard.phase == "lost":
+        return [_bar(f"{glyphs.warning} {_lost(shown)}", width, "alarm")]
+    stale = shown.stale
+    if stale is not None:
+        text = f"{glyphs.warning} DATA {fmt.age(stale)} OLD: the daemon is connected and sends nothing"
+        return [_bar(text, width, "alarm")]
+    engine = yard.status.engine if yard.status is not None else None
+    if engine is not None and engine.reason:
+        return [_bar(f"{glyphs.warning} {clean(engine.reason)}", width, "warn")]
+    return []
+
+
+def _lost(shown: Shown) -> str:
+    yard = shown.yard
+    wait = max(0.0, (yard.retry_at or shown.now) - shown.now)
+    next_try = f"next try in {fmt.age(wait)}" if wait >= 1 else "trying again"
+    age = shown.stale
+    old = f"DATA {fmt.age(age)} OLD" if age is not None else "NO DATA YET"
+    return f"{old}: {clean(yard.problem)}; {next_try}"
+
+
+def _bar(text: str, width: int, tone: Tone) -> Line:
+    return fit_line(line((f" {text} ", tone)), width)
+
+
+def message(shown: Shown, width: int) -> list[Line]:
+    """The answer to the last key press while it is fresh, else the newest event."""
+    notice = shown.live_notice
+    if notice is not None:
+        return [fit_line(line((f" {clean(notice.text)}", notice.tone)), width)]
+    events = shown.yard.events
+    if not events:
+        return [fit_line(line((" no events yet", "dim")), width)]
+    return [fit_line(line(" ", *event_line(events[-1], shown.glyphs)), width)]

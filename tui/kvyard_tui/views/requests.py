@@ -1,0 +1,196 @@
+"""The table of unfinished requests: filter, order, columns by width, and the text of every cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvyard.control.schema import RequestRow
+
+from kvyard_tui import fmt
+from kvyard_tui.glyphs import Glyphs, gauge
+from kvyard_tui.model import Shown
+from kvyard_tui.spans import Line, Span, Tone, fit_line, heading
+from kvyard_tui.text import clean, fit
+
+STATES = ("running", "waiting", "preempted", "swapped")
+BAR = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: its title, its width in cells (0 takes what is left), and what it shows."""
+
+    key: str
+    title: str
+    width: int
+    cell: Callable[[RequestRow, Glyphs], Line]
+    order: Callable[[RequestRow], float | str]
+    from_width: int = 0
+    """Shown on screens at least this wide."""
+    right: bool = False
+
+
+def _state(row: RequestRow, glyphs: Glyphs) -> Line:
+    known: dict[str, tuple[str, Tone]] = {
+        "running": (glyphs.running, "good"),
+        "waiting": (glyphs.waiting, "dim"),
+        "preempted": (glyphs.preempted, "warn"),
+        "swapped": (glyphs.swapped, "warn"),
+    }
+    sign, tone = known.get(row.state, (glyphs.dot, ""))
+    return ((f"{sign} {clean(row.state)}", tone),)
+
+
+def progress(row: RequestRow) -> tuple[float, str]:
+    """Share done of the phase it is in, and the same in words: the prompt first, then the output."""
+    if row.output_tokens == 0:
+        share = row.computed_tokens / row.prompt_tokens if row.prompt_tokens else 0.0
+        return share, f"prompt {fmt.percent(row.computed_tokens, row.prompt_tokens)}"
+    share = row.output_tokens / row.max_new if row.max_new else 1.0
+    return share, f"{fmt.count(row.output_tokens)}/{fmt.count(row.max_new)}"
+
+
+def _progress(row: RequestRow, glyphs: Glyphs) -> Line:
+    share, words = progress(row)
+    tone: Tone = "used" if row.output_tokens else "cached"
+    fill = glyphs.full if row.output_tokens else glyphs.prefill
+    bar = gauge(share, 1.0, BAR, fill, glyphs.empty)
+    done = len(bar.rstrip(glyphs.empty))
+    return ((bar[:done], tone), (bar[done:], "rule"), (f" {words}", ""))
+
+
+def _text(value: str, tone: Tone = "") -> Line:
+    return ((clean(value), tone),)
+
+
+def _number(value: int, tone: Tone = "") -> Line:
+    return ((fmt.count(value), tone if value else "dim"),)
+
+
+COLUMNS: tuple[Column, ...] = (
+    Column("request", "REQUEST", 15, lambda r, g: _text(r.request_id, "strong"), lambda r: r.request_id),
+    Column("state", "STATE", 11, _state, lambda r: STATES.index(r.state) if r.state in STATES else 9),
+    Column("age", "AGE", 6, lambda r, g: _text(fmt.age(r.age_s)), lambda r: -r.age_s, right=True),
+    Column("progress", "PROGRESS", 20, _progress, lambda r: -progress(r)[0] - (r.output_tokens > 0)),
+    Column("prompt", "PROMPT", 7, lambda r, g: _number(r.prompt_tokens), lambda r: -r.prompt_tokens, 100, True),
+    Column("blocks", "BLOCKS", 6, lambda r, g: _number(r.blocks), lambda r: -r.blocks, 60, True),
+    Column("priority", "PRI", 4, lambda r, g: _text(str(r.priority)), lambda r: r.priority, 60, True),
+    Column("preempted", "PRE", 4, lambda r, g: _number(r.preemptions, "warn"), lambda r: -r.preemptions, 100, True),
+    Column("tenant", "TENANT", 10, lambda r, g: _text(r.tenant or fmt.MISSING, "dim"), lambda r: r.tenant, 110),
+    Column("why", "WHY IT WAITS", 0, lambda r, g: _text(r.reason, "warn"), lambda r: r.reason, 60),
+)
+SORTS = ("order", *(column.key for column in COLUMNS))
+"""`order` is the daemon's own: running first, then waiting in the order of admission."""
+
+
+def columns_for(width: int) -> list[tuple[Column, int]]:
+    """The columns that fit, with their widths; one cell between two columns, two at its right for the name."""
+    chosen = [column for column in COLUMNS if width >= column.from_width]
+    if width < 60:  # a narrow screen keeps the name, the state's sign and the progress
+        narrow = [("request", max(6, width - 2 - 7 - 21)), ("state", 2), ("age", 6), ("progress", 0)]
+        by_key = {column.key: column for column in COLUMNS}
+        chosen_narrow = [(by_key[key], size) for key, size in narrow]
+        return _stretch(chosen_narrow, width)
+    return _stretch([(column, column.width) for column in chosen], width)
+
+
+def _stretch(columns: list[tuple[Column, int]], width: int) -> list[tuple[Column, int]]:
+    fixed = sum(size for _, size in columns) + len(columns) - 1
+    left = max(0, width - fixed)
+    extra = min(20, left // 3) if width >= 100 else 0
+    sized: list[tuple[Column, int]] = []
+    for column, size in columns:
+        if size == 0:
+            size = left - extra
+        elif column.key == "request":
+            size += extra
+        sized.append((column, size))
+    return sized
+
+
+def matches(row: RequestRow, wanted: str) -> bool:
+    """Every word of the filter is found in the row (`!word`: is not found); case does not matter."""
+    if not wanted:
+        return True
+    text = clean(f"{row.request_id} {row.state} {row.reason} {row.tenant} {row.priority}").casefold()
+    for word in wanted.casefold().split():
+        negated, needle = word.startswith("!"), word.lstrip("!")
+        if needle and (needle in text) is negated:
+            return False
+    return True
+
+
+def rows(shown: Shown) -> list[RequestRow]:
+    """The rows to show: filtered, then in the chosen order; equal ones stay in the daemon's order."""
+    page = shown.yard.requests
+    if page is None:
+        return []
+    kept = [row for row in page.rows if matches(row, shown.filter)] if shown.filter else list(page.rows)
+    column = next((column for column in COLUMNS if column.key == shown.sort), None)
+    if column is not None:
+        kept.sort(key=column.order, reverse=shown.reverse)
+    elif shown.reverse:
+        kept.reverse()
+    return kept
+
+
+def table_head(columns: Sequence[tuple[Column, int]], shown: Shown) -> Line:
+    """The titles; the sorted one carries an arrow."""
+    arrow = shown.glyphs.up if shown.reverse else shown.glyphs.down
+    spans: list[Span] = []
+    for column, size in columns:
+        sorted_by = column.key == shown.sort
+        title = f"{column.title}{arrow}" if sorted_by else column.title
+        spans += [(fit(title, size, right=column.right), "accent" if sorted_by else "dim"), (" ", "")]
+    return tuple(spans[:-1])
+
+
+def table_row(row: RequestRow, columns: Sequence[tuple[Column, int]], glyphs: Glyphs) -> Line:
+    """The cells of a row, each in exactly its width."""
+    spans: list[Span] = []
+    for column, size in columns:
+        cell = column.cell(row, glyphs)
+        if column.right:
+            text, tone = cell[0]
+            spans.append((fit(text, size, right=True), tone))
+        else:
+            spans += fit_line(cell, size)
+        spans.append((" ", ""))
+    return tuple(spans[:-1])
+
+
+def requests_heading(shown: Shown, width: int) -> list[Line]:
+    """How many run and wait, and why they wait; the filter and the order when they hide or move rows."""
+    status, page = shown.yard.status, shown.yard.requests
+    note = ""
+    if status is not None:
+        counts = status.requests
+        note = f"{counts.running} running {shown.glyphs.dot} {counts.waiting} waiting"
+        why = sorted(counts.waiting_by_reason.items(), key=lambda item: -item[1])
+        if why:
+            note += f" ({', '.join(f'{clean(reason)} {number}' for reason, number in why)})"
+    marks: list[str] = []
+    if shown.filter and page is not None:
+        marks.append(f"filter {clean(shown.filter)!r}: {len(rows(shown))} of {len(page.rows)}")
+    if page is not None and page.total > len(page.rows):
+        marks.append(f"first {len(page.rows)} of {page.total}")
+    return [heading("Requests", width, shown.glyphs.rule, note, ", ".join(marks))]
+
+
+def details(row: RequestRow) -> list[tuple[str, str]]:
+    """Everything known about a request, as name and text."""
+    return [
+        ("request", clean(row.request_id)),
+        ("sequence", str(row.id)),
+        ("state", clean(row.state)),
+        ("why", clean(row.reason) or fmt.MISSING),
+        ("age", fmt.duration(row.age_s)),
+        ("priority", str(row.priority)),
+        ("tenant", clean(row.tenant) or fmt.MISSING),
+        ("prompt", f"{fmt.count(row.prompt_tokens)} tokens"),
+        ("computed", f"{fmt.count(row.computed_tokens)} tokens in KV"),
+        ("output", f"{fmt.count(row.output_tokens)} of at most {fmt.count(row.max_new)} tokens"),
+        ("blocks", fmt.count(row.blocks)),
+        ("preempted", f"{row.preemptions} times"),
+    ]

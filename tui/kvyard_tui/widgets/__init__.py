@@ -1,0 +1,1 @@
+"""Textual widgets that draw lines of toned text."""
