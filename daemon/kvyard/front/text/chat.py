@@ -21,7 +21,7 @@ _TOKEN_NAMES: Final = ("bos_token", "eos_token", "pad_token", "unk_token")
 
 
 class _Generation(jinja2.ext.Extension):
-    """`{% generation %} ... {% endgeneration %}` marks what the assistant said, for training; here it is transparent."""
+    """`{% generation %}` marks what the assistant said, for training; here it is transparent."""
 
     tags = {"generation"}
 
@@ -78,7 +78,7 @@ class ChatTemplate:
 
 
 def find_template(folder: Path, config: dict[str, Any]) -> str | None:
-    """The source of a Hugging Face folder's chat template: its own file, else `chat_template` of the configuration."""
+    """The source of a folder's chat template: its own file, else `chat_template` of the configuration."""
     file = folder / "chat_template.jinja"
     if file.is_file():
         return file.read_text("utf-8")

@@ -18,7 +18,19 @@ _STRING: Final = 8
 _ARRAY: Final = 9
 _SCALARS: Final[dict[int, struct.Struct]] = {
     code: struct.Struct("<" + letter)
-    for code, letter in {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}.items()
+    for code, letter in {
+        0: "B",
+        1: "b",
+        2: "H",
+        3: "h",
+        4: "I",
+        5: "i",
+        6: "f",
+        7: "?",
+        10: "Q",
+        11: "q",
+        12: "d",
+    }.items()
 }
 _U32: Final = struct.Struct("<I")
 _U64: Final = struct.Struct("<Q")

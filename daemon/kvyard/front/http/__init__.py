@@ -1,0 +1,1 @@
+"""The OpenAI-compatible HTTP API: validation, jobs for the serving side, answers whole or as a stream."""

@@ -1,0 +1,111 @@
+"""Request bodies: read with a limit, decoded into typed structs, told apart from what is not supported."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Final, Generic, NoReturn, TypeVar
+
+import msgspec
+import structlog
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope
+
+from kvyard.front.http.errors import ApiError, invalid
+from kvyard.front.http.unsupported import HARMLESS, UNSUPPORTED
+
+log = structlog.get_logger()
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+_DRAIN_BYTES: Final = 64 << 20
+"""How much of a too large body is read and thrown away so that its sender gets to read the answer."""
+
+_AT: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+async def read_body(scope: Scope, receive: Receive, limit: int) -> bytes:
+    """The whole body. Raises ApiError 413 above `limit` bytes, ClientDisconnect when the client went away."""
+    parts: list[bytes] = []
+    size = 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientDisconnect
+        part = message.get("body", b"")
+        size += len(part)
+        if size <= limit:
+            parts.append(part)
+        else:
+            parts.clear()
+        if not message.get("more_body", False) or size > _DRAIN_BYTES:
+            break
+    if size > limit:
+        raise ApiError(
+            413,
+            f"The request body is larger than {limit} bytes, the most that is accepted.",
+            code="body_too_large",
+            headers={"connection": "close"},
+        )
+    return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+class BodyDecoder(Generic[S]):
+    """Decodes one endpoint's bodies into `kind`."""
+
+    def __init__(self, kind: type[S]) -> None:
+        self._decoder = msgspec.json.Decoder(kind)
+        self._known = frozenset(kind.__struct_fields__)
+
+    def decode(self, body: bytes, request_id: str) -> S:
+        """The typed request. Raises ApiError 400 for anything that is not one."""
+        try:
+            fields = _RAW.decode(body)
+            decoded = self._decoder.decode(body)
+        except msgspec.ValidationError as error:
+            _wrong_type(error)
+        except (msgspec.DecodeError, UnicodeDecodeError) as error:
+            raise invalid(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
+        except RecursionError as error:
+            raise invalid("The request body is nested too deeply.", code="invalid_json") from error
+        _refuse_duplicates(body, fields)
+        self._check_others(fields, request_id)
+        return decoded
+
+    def _check_others(self, fields: Mapping[str, msgspec.Raw], request_id: str) -> None:
+        unknown: list[str] = []
+        for name in fields.keys() - self._known:
+            rule = UNSUPPORTED.get(name)
+            if rule is not None:
+                rule.check(name, bytes(fields[name]))
+            elif name not in HARMLESS:
+                unknown.append(name[:64])
+        if unknown:
+            log.info("unknown request fields ignored", request_id=request_id, fields=sorted(unknown)[:32])
+
+
+def _wrong_type(error: msgspec.ValidationError) -> NoReturn:
+    text = str(error)
+    found = _AT.search(text)
+    if found is None:
+        raise invalid(f"The request body is wrong: {text[:1].lower()}{text[1:]}.", code="invalid_type") from error
+    path = found["path"].replace("[...]", "")
+    reason = text[: found.start()]
+    raise invalid(f"{path}: {reason[:1].lower()}{reason[1:]}.", path, "invalid_type") from error
+
+
+def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
+    """A field given twice is refused: which one was meant cannot be known."""
+    # Counting is cheap and sees every repeated key; only a body that quotes a field's name elsewhere is parsed again.
+    if all(body.count(b'"%s"' % name.encode()) < 2 for name in fields):
+        return
+
+    def once(pairs: list[tuple[str, object]]) -> None:
+        names = [name for name, _ in pairs]
+        if len(set(names)) != len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise invalid(f"{twice}: given more than once in one object.", twice, "duplicate_field")
+
+    json.loads(body, object_pairs_hook=once)

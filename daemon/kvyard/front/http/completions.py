@@ -1,0 +1,163 @@
+"""POST /v1/completions: from the body to an order, and from pieces to choices."""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+from msgspec import UNSET
+
+from kvyard.front.http.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from kvyard.front.http.context import Context
+from kvyard.front.http.errors import invalid
+from kvyard.front.http.logprobs import LogprobFormat
+from kvyard.front.http.order import DEFAULT_MAX_TOKENS, Order, Prompt, Shown, make_order, room_for, shown_of
+from kvyard.front.http.requests import CompletionRequest
+from kvyard.front.text.continuation import Piece
+from kvyard.front.text.tokenizer import Tokenizer
+from kvyard.link.messages import TokenLogprobs
+
+_ENCODER: Final = msgspec.json.Encoder()
+
+Given = list[str] | list[list[int]]
+"""Prompts as texts or as token ids."""
+
+
+async def understand(request: CompletionRequest, order_id: str, context: Context) -> Order:
+    """The order of a request. Raises ApiError."""
+    context.check_model(request.model)
+    shown = shown_of(request)
+    shown.logprobs = request.logprobs
+    shown.echo = bool(request.echo)
+    keep = request.n or 1
+    n = _candidates(request, keep)
+    max_tokens = request.max_tokens
+    if max_tokens == 0:
+        if not shown.echo:
+            raise invalid("max_tokens: 0 is allowed only together with echo.", "max_tokens")
+        shown.no_output, max_tokens = True, 1
+    given = prompts_of(request.prompt)
+    context.check_room(n * len(given))
+    prompts = [await _prompt(each, request, max_tokens, context) for each in given]
+    return make_order(order_id, request, prompts, n, keep, shown, context)
+
+
+def prompts_of(prompt: str | list[str | int | list[int]]) -> Given:
+    """Prompts as a list, all of one kind. Raises ApiError 400 for a mixture or nothing."""
+    if isinstance(prompt, str):
+        return [prompt]
+    texts = [each for each in prompt if isinstance(each, str)]
+    ids = [each for each in prompt if isinstance(each, int)]
+    lists = [each for each in prompt if isinstance(each, list)]
+    if not prompt:
+        raise invalid("prompt: at least one prompt is needed.", "prompt", "empty_prompt")
+    if len(ids) == len(prompt):
+        return [ids]
+    if len(texts) == len(prompt):
+        return texts
+    if len(lists) == len(prompt):
+        return lists
+    raise invalid("prompt: texts, token ids and lists of token ids cannot be mixed.", "prompt", "invalid_type")
+
+
+def _candidates(request: CompletionRequest, keep: int) -> int:
+    best_of = request.best_of or keep
+    if best_of < keep:
+        raise invalid(f"best_of: {best_of} is less than n, which is {keep}.", "best_of")
+    if best_of > keep and request.stream:
+        raise invalid("best_of: the best can only be chosen at the end, so it cannot be streamed.", "best_of")
+    return best_of
+
+
+async def _prompt(
+    given: str | list[int], request: CompletionRequest, max_tokens: int | None, context: Context
+) -> Prompt:
+    if isinstance(given, str):
+        text, ids = (
+            given,
+            await context.encode(given, "prompt", add_special_tokens=request.add_special_tokens is not False),
+        )
+    else:
+        text, ids = None, given
+    room = room_for(ids, max_tokens, DEFAULT_MAX_TOKENS, context.service.max_model_len, "prompt")
+    context.check_ids(ids, "prompt")
+    return Prompt(ids, text, room)
+
+
+class CompletionFormat:
+    """Answers of one order."""
+
+    def __init__(self, order: Order, tokenizer: Tokenizer) -> None:
+        self._order = order
+        self._tokenizer = tokenizer
+        self._logprobs = LogprobFormat(tokenizer)
+        self._begun: set[int] = set()
+
+    def chunk(self, at: int, piece: Piece, usage: Usage | None) -> bytes:
+        """JSON of the chunk that adds `piece` to continuation `at`."""
+        choice = self._choice(at, at, piece, first=at not in self._begun)
+        self._begun.add(at)
+        return self._envelope([choice], usage if self._order.shown.usage_chunk else UNSET)
+
+    def opening(self, at: int) -> bytes | None:
+        """A completion's stream needs no chunk before the first text."""
+        return None
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """JSON of the last chunk, with the usage and no choices."""
+        return self._envelope([], usage)
+
+    def whole(self, chosen: list[tuple[int, Piece]], usage: Usage) -> bytes:
+        """JSON of the whole answer: continuations in the order of their index."""
+        choices = [self._choice(index, at, piece, first=True) for index, (at, piece) in enumerate(chosen)]
+        return self._envelope(choices, usage)
+
+    def _envelope(self, choices: list[CompletionChoice], usage: Usage | msgspec.UnsetType | None) -> bytes:
+        order = self._order
+        return _ENCODER.encode(
+            Completion(id=order.id, created=order.created, model=order.model, choices=choices, usage=usage)
+        )
+
+    def _choice(self, index: int, at: int, piece: Piece, *, first: bool) -> CompletionChoice:
+        order, shown = self._order, self._order.shown
+        if shown.no_output:
+            piece = Piece(finish="length" if piece.finish else None)
+        choice = CompletionChoice(
+            index=index,
+            text=piece.text,
+            logprobs=None if shown.logprobs is None else self._logprobs.completion(piece, shown.logprobs),
+            finish_reason=piece.finish,  # type: ignore[arg-type] # errors and cancellations never get here
+            stop_reason=piece.stop_reason,
+        )
+        if shown.token_ids:
+            choice.token_ids = piece.tokens
+        if shown.hashes:
+            choice.logits_hashes = [f"{digest:016x}" for digest in piece.hashes]
+        if first:
+            self._add_prompt(choice, order.prompts[at // order.n], order.continuations[at].prompt_logprobs, shown)
+        return choice
+
+    def _add_prompt(
+        self, choice: CompletionChoice, prompt: Prompt, entries: list[TokenLogprobs | None] | None, shown: Shown
+    ) -> None:
+        """What an answer says of the prompt stands in a choice's first part."""
+        if shown.token_ids:
+            choice.prompt_token_ids = prompt.ids
+        if shown.prompt_logprobs is not None and entries is not None:
+            choice.prompt_logprobs = self._logprobs.prompt(entries, shown.prompt_logprobs)
+        if not shown.echo:
+            return
+        text = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
+        choice.text = text + choice.text
+        if choice.logprobs is not None and shown.logprobs is not None and entries is not None:
+            echoed = self._logprobs.echoed(prompt.ids, entries, shown.logprobs, text)
+            choice.logprobs = _joined(echoed, choice.logprobs, len(text))
+
+
+def _joined(prompt: CompletionLogprobs, output: CompletionLogprobs, offset: int) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        prompt.tokens + output.tokens,
+        prompt.token_logprobs + output.token_logprobs,
+        prompt.top_logprobs + output.top_logprobs,
+        prompt.text_offset + [offset + at for at in output.text_offset],
+    )

@@ -1,0 +1,128 @@
+"""The two generating endpoints as ASGI applications."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Final, Generic, TypeVar
+
+import structlog
+from starlette.datastructures import Headers
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive, Scope, Send
+
+from kvyard.front.http.body import BodyDecoder, read_body
+from kvyard.front.http.connection import StallGuard, WatchedSend, handle_of, while_connected
+from kvyard.front.http.context import Context
+from kvyard.front.http.errors import ApiError
+from kvyard.front.http.order import Order
+from kvyard.front.http.requests import GenerationRequest
+from kvyard.front.http.respond import Format, send_error, send_stream, send_whole
+from kvyard.front.http.run import Run
+from kvyard.front.http.settings import HttpSettings
+from kvyard.front.text.tokenizer import Tokenizer
+
+log = structlog.get_logger()
+
+R = TypeVar("R", bound=GenerationRequest)
+
+REQUEST_ID: Final = "x-request-id"
+_LONGEST_ID: Final = 128
+
+
+def response_id(headers: Headers, own: str) -> str:
+    """The client's X-Request-Id where it can be given back, else our own. It names nothing inside the daemon."""
+    given = headers.get(REQUEST_ID, "")
+    return given if 0 < len(given) <= _LONGEST_ID and given.isascii() and given.isprintable() else own
+
+
+class GenerationEndpoint(Generic[R]):
+    """Reads a request, has it served, and answers; ends the generation at once when the client goes away."""
+
+    def __init__(
+        self,
+        kind: type[R],
+        prefix: str,
+        understand: Callable[[R, str, Context], Awaitable[Order]],
+        make_format: Callable[[Order, Tokenizer], Format],
+        context: Context,
+        settings: HttpSettings,
+        stalls: StallGuard,
+    ) -> None:
+        """`prefix` begins the ids of answers; `understand` and `make_format` are the two sides of the API."""
+        self._decoder = BodyDecoder(kind)
+        self._prefix = prefix
+        self._understand = understand
+        self._make_format = make_format
+        self._context = context
+        self._settings = settings
+        self._stalls = stalls
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        own = self._context.new_id(self._prefix)
+        headers = {REQUEST_ID: response_id(Headers(scope=scope), own)}
+        try:
+            body = await read_body(scope, receive, self._settings.max_body_bytes)
+            request = self._decoder.decode(body, own)
+            del body
+            serving = _Serving(self, request, own, headers, scope, send)
+            await while_connected(receive, serving.run(), serving.cancel)
+        except ClientDisconnect:
+            return
+        except ApiError as error:
+            await send_error(error, headers, send)
+        except Exception:
+            log.exception("a request ended by an internal error", request_id=own)
+            internal = ApiError(500, "An internal error ended the request.", code="internal_error")
+            await send_error(internal, headers, send)
+
+    async def prepare(self, request: R, own: str) -> tuple[Run, Format]:
+        """A submitted run and the form of its answer. Raises ApiError."""
+        order = await self._understand(request, own, self._context)
+        run = Run(order)
+        run.submit(self._context.service)
+        return run, self._make_format(order, self._context.text.tokenizer)
+
+    @property
+    def stalls(self) -> StallGuard:
+        """Who watches for clients that do not read."""
+        return self._stalls
+
+
+class _Serving(Generic[R]):
+    """One request from its decoded body to its answer's end."""
+
+    def __init__(
+        self, endpoint: GenerationEndpoint[R], request: R, own: str, headers: dict[str, str], scope: Scope, send: Send
+    ) -> None:
+        self._endpoint = endpoint
+        self._request = request
+        self._own = own
+        self._headers = headers
+        self._scope = scope
+        self._send = send
+        self._run: Run | None = None
+
+    def cancel(self) -> None:
+        """The client is gone."""
+        if self._run is not None:
+            self._run.cancel()
+
+    async def run(self) -> None:
+        """Serve it. Raises ApiError while nothing has been sent."""
+        self._run, form = await self._endpoint.prepare(self._request, self._own)
+        send = WatchedSend(self._send, self._cut)
+        self._endpoint.stalls.watch(send)
+        try:
+            if self._run.order.shown.stream:
+                await send_stream(self._run, form, self._headers, self._scope, send)
+            else:
+                await send_whole(self._run, form, self._headers, send)
+        finally:
+            self._endpoint.stalls.forget(send)
+            self._run.cancel()  # whatever way this ends, nothing runs on for nobody
+
+    def _cut(self) -> None:
+        self.cancel()
+        handle = handle_of(self._scope)
+        if handle is not None:
+            handle.abort()

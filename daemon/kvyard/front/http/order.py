@@ -1,0 +1,177 @@
+"""A request understood: prompts as token ids, jobs for the serving side, and what the answer has to show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+import msgspec
+
+from kvyard.front.http.context import Context
+from kvyard.front.http.errors import ApiError, invalid
+from kvyard.front.http.requests import GenerationRequest
+from kvyard.front.http.sampling import sampling_of, stops_of
+from kvyard.front.service import Job
+from kvyard.front.text.continuation import Continuation
+from kvyard.link.messages import Sampling
+
+DEFAULT_MAX_TOKENS: Final = 16
+"""Of /v1/completions, as OpenAI has it; a chat without a limit gets all that remains of the window."""
+
+
+@dataclass(slots=True)
+class Prompt:
+    """A prompt's ids, the text it was given as (if it was), and how many output tokens it may get."""
+
+    ids: list[int]
+    text: str | None
+    room: int
+
+
+@dataclass(slots=True)
+class Shown:
+    """What an answer shows besides text."""
+
+    logprobs: int | None = None
+    """Alternatives per token; None shows no logprobs."""
+    prompt_logprobs: int | None = None
+    """Alternatives per prompt token, shown by token id."""
+    echo: bool = False
+    token_ids: bool = False
+    hashes: bool = False
+    stream: bool = False
+    usage_chunk: bool = False
+    usage_always: bool = False
+    no_output: bool = False
+    """The one token that was computed to score a prompt is not part of the answer."""
+
+
+@dataclass(slots=True)
+class Order:
+    """All of it. Continuation `i` is number `i % n` of prompt `i // n`."""
+
+    id: str
+    created: int
+    model: str
+    prompts: list[Prompt]
+    n: int
+    keep: int
+    """Choices per prompt that are shown: the best of `n`."""
+    shown: Shown
+    jobs: list[Job]
+    continuations: list[Continuation]
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts."""
+        return sum(len(prompt.ids) for prompt in self.prompts)
+
+
+def shown_of(request: GenerationRequest) -> Shown:
+    """What both kinds of completion can show. Raises ApiError 400 for fields that contradict each other."""
+    options = request.stream_options
+    if options is not None and not request.stream:
+        raise invalid("stream_options: only allowed together with stream.", "stream_options")
+    if request.stream and request.prompt_logprobs is not None:
+        raise invalid("prompt_logprobs: cannot be streamed.", "prompt_logprobs")
+    include_usage = options is not None and bool(options.include_usage)
+    return Shown(
+        prompt_logprobs=request.prompt_logprobs,
+        token_ids=bool(request.return_token_ids),
+        hashes=bool(request.return_logits_hash),
+        stream=bool(request.stream),
+        usage_chunk=include_usage,
+        usage_always=include_usage and options is not None and bool(options.continuous_usage_stats),
+    )
+
+
+def room_for(ids: list[int], max_tokens: int | None, default: int | None, limit: int, param: str) -> int:
+    """Output tokens that a prompt may get. Raises ApiError 400 naming the window, the prompt and `max_tokens`."""
+    length = len(ids)
+    if length == 0:
+        raise invalid(f"{param}: the prompt has no tokens; at least one is needed.", param, "empty_prompt")
+    room = limit - length
+    if room < 1 or (max_tokens is not None and max_tokens > room):
+        wanted = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
+        raise ApiError(
+            400,
+            f"The model's window (max_model_len) is {limit} tokens; the prompt has {length}{wanted}. "
+            "Shorten the prompt or ask for fewer tokens.",
+            code="context_length_exceeded",
+            param=param if room < 1 else "max_tokens",
+        )
+    if max_tokens is None:
+        return room if default is None else min(default, room)
+    return max_tokens
+
+
+def make_order(
+    order_id: str,
+    request: GenerationRequest,
+    prompts: list[Prompt],
+    n: int,
+    keep: int,
+    shown: Shown,
+    context: Context,
+) -> Order:
+    """The order of a checked request. Raises ApiError 400 for what only now shows to be out of range."""
+    least_room = min(prompt.room for prompt in prompts)
+    min_tokens = request.min_tokens or 0
+    if min_tokens > least_room:
+        raise invalid(f"min_tokens: {min_tokens} is more than the {least_room} tokens it may get.", "min_tokens")
+    sampling = _sampling(request, keep < n, shown, context)
+    stops, stop_ids = stops_of(request), frozenset(sampling.stop_token_ids)
+    continuations = [
+        context.text.continuation(
+            stops,
+            stop_ids=stop_ids,
+            skip_special_tokens=request.skip_special_tokens is not False,
+            include_stop=bool(request.include_stop_str_in_output),
+            min_tokens=min_tokens,
+        )
+        for _ in range(n * len(prompts))
+    ]
+    jobs = _jobs(order_id, request, prompts, n, sampling, context)
+    created = int(context.wall_clock())
+    return Order(order_id, created, context.model_id, prompts, n, keep, shown, jobs, continuations)
+
+
+def _sampling(request: GenerationRequest, ranked: bool, shown: Shown, context: Context) -> Sampling:
+    logprobs = shown.logprobs
+    prompt_logprobs = shown.prompt_logprobs
+    if prompt_logprobs is None and shown.echo:
+        prompt_logprobs = logprobs
+    if logprobs is None and ranked:
+        logprobs = 0  # choosing the best needs the chosen tokens' own
+    return sampling_of(
+        request,
+        vocab_size=context.text.tokenizer.vocab_size,
+        seed=request.seed or 0,
+        logprobs=-1 if logprobs is None else logprobs,
+        prompt_logprobs=-1 if prompt_logprobs is None else prompt_logprobs,
+    )
+
+
+def _jobs(
+    order_id: str, request: GenerationRequest, prompts: list[Prompt], n: int, sampling: Sampling, context: Context
+) -> list[Job]:
+    now = context.clock()
+    deadline = None if request.deadline_ms is None else now + request.deadline_ms / 1000
+    queue_timeout = None if request.queue_timeout_ms is None else request.queue_timeout_ms / 1000
+    return [
+        Job(
+            request_id=order_id if len(prompts) == 1 else f"{order_id}-{at}",
+            prompt=prompt.ids,
+            max_new=prompt.room,
+            sampling=sampling
+            if request.seed is not None
+            else msgspec.structs.replace(sampling, seed=context.entropy.getrandbits(63)),
+            n=n,
+            priority=request.priority or 0,
+            tenant=request.user or "",
+            deadline=deadline,
+            queue_timeout=queue_timeout,
+            cache_salt=request.cache_salt or "",
+        )
+        for at, prompt in enumerate(prompts)
+    ]
