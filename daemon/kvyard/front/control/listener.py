@@ -26,7 +26,7 @@ class SocketError(Exception):
     """The path cannot be taken; nothing at it was changed. Message and hint are for the operator."""
 
     def __init__(self, message: str, hint: str) -> None:
-        super().__init__(f"{message}; {hint}")
+        super().__init__(message)
         self.message = message
         self.hint = hint
 

@@ -11,16 +11,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from kvyard.front.models.errors import BadModel
 from kvyard.front.models.store import ModelRef
 
 MAX_HEADER = 256 << 20
 """Longest safetensors header that is read; real ones are below a few MiB."""
 _SHOWN = 200
 """Longest text value that is shown."""
-
-
-class BadModel(Exception):
-    """The files are not what their names say; the text says what is wrong."""
 
 
 @dataclass(slots=True)
@@ -50,7 +47,9 @@ def inspect(ref: ModelRef) -> Details:
     try:
         return _gguf(ref) if ref.format == "gguf" else _hf(ref)
     except (struct.error, IndexError, KeyError, ValueError, OSError) as error:
-        raise BadModel(f"{ref.path} cannot be read as {ref.format}: {error}") from error
+        raise BadModel(
+            f"{ref.path} cannot be read as {ref.format}: {error}", "it may be cut short; fetch it again"
+        ) from error
 
 
 # ---- GGUF ----------------------------------------------------------------------------------------------------

