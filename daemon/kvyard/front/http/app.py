@@ -15,6 +15,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+import kvyard
 from kvyard.front.http import chat, completions
 from kvyard.front.http.answers import Detokenized, Health, Model, ModelList, Readiness, Tokenized, Version
 from kvyard.front.http.body import BodyDecoder, read_body
@@ -50,7 +51,7 @@ def create_app(
     *,
     settings: HttpSettings,
     render_metrics: Callable[[], bytes],
-    version: str,
+    version: str = kvyard.__version__,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     entropy: random.Random | None = None,

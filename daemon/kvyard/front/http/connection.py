@@ -43,7 +43,8 @@ async def _gone(receive: Receive) -> None:
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], gone: Callable[[], None]) -> T | None:
     """The result of `work`; None when the client went away first.
 
-    Then `gone` was called at once, and `work` is cancelled. The request's body must have been read: the next thing that `receive` tells is the end of the connection.
+    Then `gone` was called at once, and `work` is cancelled. The request's body must have been read: the next
+    thing that `receive` tells is the end of the connection.
     """
     task = asyncio.create_task(work)
     watcher = asyncio.create_task(_gone(receive))

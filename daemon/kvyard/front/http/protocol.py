@@ -1,12 +1,10 @@
-"""The HTTP server: uvicorn, with a handle on each request's connection that ASGI itself does not give."""
+"""uvicorn's HTTP protocol, with a handle on each request's connection that ASGI itself does not give."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any, Final
 
-import uvicorn
-from starlette.types import ASGIApp
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from kvyard.front.http.connection import EXTENSION
@@ -40,19 +38,3 @@ class ConnectionProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
-
-
-def server_config(app: ASGIApp, **options: Any) -> uvicorn.Config:  # noqa: ANN401 -- uvicorn's own options
-    """uvicorn's configuration for `app`; `options` (host, port, uds, fd ...) add to it."""
-    return uvicorn.Config(
-        app,
-        http=ConnectionProtocol,
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_keep_alive=KEEP_ALIVE_S,
-        backlog=2048,
-        **options,
-    )
