@@ -226,6 +226,8 @@ class Ejected(Struct, array_like=True, tag="ejected"):
     snapshot: dict[str, Any] = {}
     dump: dict[str, Any] = {}
     exported: dict[str, Any] = {}
+    with_it: list[str] = []
+    """`kind/name` of the other parts of its discipline, which went with it and are not to blame."""
 
 
 class PolicyState(Struct, array_like=True, tag="policy-state"):

@@ -1,0 +1,151 @@
+"""Operators' actions inside the engine: carried out at the step boundary, answered when they have happened."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+from kvyard.core.advice import Exit
+from kvyard.core.guard import Fault
+from kvyard.core.scheduler import Scheduler
+from kvyard.core.swap import SwapBusy, SwapTicket
+from kvyard.engine.policies import Loader, describe_policy
+from kvyard.engine.recorder import Recorder
+from kvyard.link.messages import Control, Ejected, Reply
+from kvyard.policy.base import KINDS, Kind, Policy
+from kvyard.policy.params import ParamError
+from kvyard.policy.registry import RegistryError
+
+
+class ControlError(Exception):
+    """An action was refused; nothing changed."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Controls:
+    """Answers `Control` messages. A change of policies may take several boundaries; its answer waits."""
+
+    def __init__(self, scheduler: Scheduler, loader: Loader, recorder: Recorder) -> None:
+        self._scheduler = scheduler
+        self._loader = loader
+        self._recorder = recorder
+        self._changing: tuple[int, SwapTicket, dict[str, Any]] | None = None
+        self._methods: dict[str, Callable[[Control], dict[str, Any] | None]] = {
+            "policies": lambda message: self._policies(),
+            "swap": self._swap,
+            "set": self._set,
+            "pause": lambda message: self._pause(True),
+            "resume": lambda message: self._pause(False),
+            "dump": lambda message: self._scheduler.dump(),
+            "fence": lambda message: {},
+        }
+
+    def answer(self, message: Control) -> Reply | None:
+        """Carry it out; None when the answer comes later through `replies`."""
+        method = self._methods.get(message.method)
+        try:
+            if method is None:
+                raise ControlError("unknown-method", f"the engine knows no action {message.method!r}")
+            result = method(message)
+        except (ControlError, RegistryError) as error:
+            return Reply(message.ticket, error=str(error), code=getattr(error, "code", "refused"))
+        except ParamError as error:
+            return Reply(message.ticket, error=str(error), code="bad-params")
+        except SwapBusy as error:
+            return Reply(message.ticket, error=str(error), code="busy")
+        except Fault as fault:
+            return Reply(message.ticket, error=f"{fault.kind}: {fault.message}", code=fault.code)
+        return None if result is None else Reply(message.ticket, result)
+
+    def replies(self) -> list[Reply]:
+        """Answers to changes that are over now."""
+        if self._changing is None or not self._changing[1].over:
+            return []
+        number, ticket, extra = self._changing
+        self._changing = None
+        if not ticket.ok:
+            return [Reply(number, error=f"the candidate was refused: {ticket.error}", code=ticket.code or "refused")]
+        self._recorder.generation += 1
+        names = {kind: ticket.wanted.name(kind) for kind in KINDS}
+        before = {kind: ticket.previous.name(kind) for kind in KINDS}
+        result = {
+            "generation": self._recorder.generation,
+            "current": names,
+            "previous": before,
+            "step": ticket.step,
+            **extra,
+        }
+        return [Reply(number, result)]
+
+    def ejections(self) -> list[Ejected]:
+        """Policies put out since the last call."""
+        return [self._ejected(exit_) for exit_ in self._scheduler.take_exits()]
+
+    def _ejected(self, exit_: Exit) -> Ejected:
+        self._recorder.generation += 1
+        return Ejected(
+            policy=f"{exit_.kind}/{exit_.name}",
+            code=exit_.code,
+            message=exit_.message,
+            step=exit_.step,
+            traceback=exit_.traceback,
+            snapshot=exit_.snapshot,
+            dump=exit_.dump,
+            exported=exit_.exported,
+            with_it=list(exit_.with_it),
+        )
+
+    # ---- methods
+
+    def _policies(self) -> dict[str, Any]:
+        policies = self._scheduler.policies
+        rows = [describe_policy(kind, policies.name(kind), policies.get(kind), self._loader) for kind in KINDS]
+        return {
+            "policies": rows,
+            "discipline": policies.discipline,
+            "generation": self._recorder.generation,
+            "in_force": self._in_force(),
+        }
+
+    def _in_force(self) -> dict[str, Any]:
+        limits = self._scheduler.ledger.limits
+        return {
+            "max_running": limits.max_running,
+            "max_step_tokens": limits.max_step_tokens,
+            "kv_blocks": limits.blocks,
+            "prefix_reuse": limits.prefix_cache,
+            "host_blocks": limits.swap_blocks,
+            **self._scheduler.advice.in_force(),
+        }
+
+    def _swap(self, message: Control) -> dict[str, Any] | None:
+        kind, name = str(message.params["kind"]), str(message.params["name"])
+        params = cast("Mapping[str, Any]", message.params.get("params") or {})
+        blocked = set(cast("list[str]", message.params.get("quarantined") or []))
+        changes, names, discipline = self._loader.candidate(kind, name, params, blocked)
+        return self._begin(message.ticket, self._scheduler.swap(changes, names=names, discipline=discipline), {})
+
+    def _set(self, message: Control) -> dict[str, Any] | None:
+        kind = cast(Kind, message.params["kind"])
+        ticket = self._scheduler.set_params(kind, cast("Mapping[str, Any]", message.params["params"]))
+        policy: Policy = self._scheduler.policies.get(kind)
+        return self._begin(message.ticket, ticket, {"params": policy.params.values()})
+
+    def _begin(self, number: int, ticket: SwapTicket, extra: dict[str, Any]) -> dict[str, Any] | None:
+        self._changing = (number, ticket, extra)
+        done = self.replies()
+        if not done:
+            return None
+        if done[0].error is not None:
+            raise ControlError(done[0].code, done[0].error)
+        return done[0].result
+
+    def _pause(self, paused: bool) -> dict[str, Any]:
+        if paused:
+            self._scheduler.pause()
+        else:
+            self._scheduler.resume()
+        return {"paused": paused}

@@ -1,0 +1,271 @@
+"""The step loop: inbox, policies, plan, model, sample, outputs (DESIGN sections 2 and 4).
+
+It is the engine's main thread and the only Python thread of the process. Nothing in it blocks but the
+wait for work: sends are buffered, the collector is off while steps run, and messages from the front take
+effect only between two steps.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from kvyard.core.plan import Admitted, Committed, Plan, SequenceSpec
+from kvyard.core.scheduler import NeverFits, Scheduler
+from kvyard.engine.backends.base import Backend
+from kvyard.engine.batching import build_batch
+from kvyard.engine.channel import Channel
+from kvyard.engine.control import Controls
+from kvyard.engine.faults import Faults, Point, SequenceFault
+from kvyard.engine.recorder import Recorder
+from kvyard.engine.sampler import Sampled, Sampler
+from kvyard.link.messages import Cancel, Control, Failed, FinishReason, Outputs, Sequence, Start, Stop, Submit
+from kvyard.link.progress import EnginePhase, ProgressPage
+
+log = structlog.get_logger(__name__)
+
+IDLE_RETRY_S = (0.0005, 0.01)
+"""First and longest wait before a step is tried again in which nothing could be placed."""
+COLLECT_AFTER_STEPS = 2000
+"""Steps after which an idle moment is used to collect garbage (7 to 66 ms, so never within a step)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the loop drives."""
+
+    channel: Channel
+    scheduler: Scheduler
+    backend: Backend
+    sampler: Sampler
+    page: ProgressPage
+    recorder: Recorder
+    controls: Controls
+    block_size: int
+
+
+class EngineLoop:
+    """Runs steps until the front says stop."""
+
+    def __init__(
+        self, parts: Parts, *, clock: Callable[[], float], clock_ns: Callable[[], int], faults: Faults | None
+    ) -> None:
+        self._p = parts
+        self._clock = clock
+        self._ns = clock_ns
+        self._faults = faults
+        self._sequences: dict[int, Sequence] = {}
+        self._admitted_once: set[int] = set()
+        self._stopping = False
+        self._retry_s = IDLE_RETRY_S[0]
+        self._steps_since_collect = 0
+
+    def run(self) -> None:
+        """Work until told to stop. Raises FrontGone when the front is gone."""
+        gc.collect()
+        gc.freeze()
+        gc.disable()
+        while not self._stopping:
+            self._inbox()
+            if self._stopping or not self._ready_for_step():
+                continue
+            if not self._step():
+                self._pause()
+
+    # ---- between steps
+
+    def _inbox(self) -> None:
+        page, channel = self._p.page, self._p.channel
+        if not self._p.scheduler.has_work():
+            self._idle()
+        started = self._ns()
+        page.phase(EnginePhase.INBOX, started)
+        for message in channel.receive():
+            match message:
+                case Submit():
+                    self._take(message.sequence)
+                case Cancel():
+                    self._cancel(message.ids)
+                case Control():
+                    page.phase(EnginePhase.CONTROL, self._ns())
+                    reply = self._p.controls.answer(message)
+                    if reply is not None:
+                        channel.send(reply)
+                case Stop() | Start():
+                    self._stopping = True
+        self._p.recorder.inbox_ns += self._ns() - started
+
+    def _idle(self) -> None:
+        self._p.page.phase(EnginePhase.IDLE, self._ns())
+        if self._steps_since_collect >= COLLECT_AFTER_STEPS:
+            self._steps_since_collect = 0
+            gc.collect()
+        self._p.recorder.idle()
+        self._p.channel.wait(None)
+
+    def _ready_for_step(self) -> bool:
+        if self._p.channel.backlogged:
+            # The front does not read: more tokens would only pile up here.
+            self._p.channel.stalls += 1
+            self._p.page.phase(EnginePhase.IDLE, self._ns())
+            self._p.channel.wait(0.05)
+            return False
+        return self._p.scheduler.has_work()
+
+    def _pause(self) -> None:
+        self._p.page.phase(EnginePhase.IDLE, self._ns())
+        self._p.recorder.idle()
+        self._p.channel.wait(None if self._p.scheduler.paused else self._retry_s)
+        self._retry_s = min(self._retry_s * 2, IDLE_RETRY_S[1])
+
+    def _take(self, sequence: Sequence) -> None:
+        prompt = np.frombuffer(sequence.prompt, np.int32)
+        spec = SequenceSpec(
+            id=sequence.id,
+            request=sequence.request,
+            arrival=sequence.arrival,
+            arrived=sequence.arrived,
+            prompt_len=len(prompt),
+            max_new=sequence.max_new,
+            prompt=prompt,
+            emitted=np.frombuffer(sequence.emitted, np.int32),
+            priority=sequence.priority,
+            tenant=sequence.tenant,
+            deadline=sequence.deadline,
+            cache_salt=sequence.cache_salt,
+        )
+        try:
+            self._p.scheduler.add(spec)
+        except NeverFits as error:
+            self._p.channel.send(Failed(sequence.id, "never_fits", f"this request can never be served: it {error}"))
+        except ValueError as error:
+            self._p.channel.send(Failed(sequence.id, "bad_sequence", str(error)))
+        else:
+            self._sequences[sequence.id] = sequence
+
+    def _cancel(self, ids: list[int]) -> None:
+        for sequence_id in self._p.scheduler.cancel(ids):
+            self._forget(sequence_id)
+
+    def _forget(self, sequence_id: int) -> None:
+        self._sequences.pop(sequence_id, None)
+        self._admitted_once.discard(sequence_id)
+
+    # ---- a step
+
+    def _step(self) -> bool:
+        """One step; False when nothing could be placed."""
+        recorder, scheduler = self._p.recorder, self._p.scheduler
+        now = self._clock()
+        recorder.begin(now)
+        self._p.page.phase(EnginePhase.SCHEDULE, recorder.mark)
+        plan = scheduler.schedule(now)
+        self._p.page.step(plan.step, recorder.mark)
+        self._p.page.ids(plan.ids)
+        self._report()
+        recorder.scheduled()
+        if not len(plan):
+            self._send_record(plan)
+            return False
+        self._retry_s = IDLE_RETRY_S[0]
+        self._steps_since_collect += 1
+        try:
+            sampled = self._compute(plan)
+        except SequenceFault as fault:
+            self._drop(plan, fault)
+            return True
+        self._finish_step(plan, sampled, now)
+        return True
+
+    def _hit(self, point: Point, plan: Plan) -> None:
+        if self._faults is not None:
+            self._faults.at(point, plan)
+
+    def _compute(self, plan: Plan) -> Sampled | None:
+        page, recorder = self._p.page, self._p.recorder
+        self._hit("schedule", plan)
+        for admitted in plan.admitted:
+            self._bind(plan, admitted.id, admitted.slot)
+        page.phase(EnginePhase.MODEL, self._ns())
+        self._hit("model", plan)
+        if plan.copies:
+            self._p.backend.copy_blocks(plan.copies)
+        logits = self._p.backend.forward(build_batch(plan, self._p.block_size))
+        recorder.computed()
+        if not plan.samples.any():
+            recorder.sampled()
+            return None
+        page.phase(EnginePhase.SAMPLE, self._ns())
+        self._hit("sample", plan)
+        slots = plan.slots[plan.samples]
+        sampled = self._p.sampler.sample(logits, slots, self._p.scheduler.generated(slots))
+        recorder.sampled()
+        return sampled
+
+    def _bind(self, plan: Plan, sequence_id: int, slot: int) -> None:
+        sequence = self._sequences[sequence_id]
+        prompt = np.frombuffer(sequence.prompt, np.int32)
+        total = len(prompt) + int(self._p.scheduler.generated(np.array([slot]))[0])
+        self._p.sampler.bind(slot, sequence.sampling, sequence.index, prompt, plan.tokens[slot, len(prompt) : total])
+
+    def _finish_step(self, plan: Plan, sampled: Sampled | None, now: float) -> None:
+        page = self._p.page
+        page.phase(EnginePhase.OUTPUTS, self._ns())
+        self._hit("outputs", plan)
+        at = self._clock()
+        empty = np.empty(0, np.int32)
+        committed = self._p.scheduler.commit(
+            plan,
+            empty if sampled is None else sampled.tokens,
+            empty.astype(np.bool_) if sampled is None else sampled.stop,
+        )
+        first = [a for a in plan.admitted if a.id not in self._admitted_once]
+        self._admitted_once.update(a.id for a in first)
+        if sampled is not None or first:
+            self._p.channel.send(self._outputs(plan, sampled, committed, first, now, at))
+        for sequence_id, _ in committed.finished:
+            self._forget(sequence_id)
+        self._send_record(plan)
+
+    @staticmethod
+    def _outputs(
+        plan: Plan, sampled: Sampled | None, committed: Committed, first: list[Admitted], now: float, at: float
+    ) -> Outputs:
+        ids = committed.ids
+        message = Outputs(step=plan.step, at=at, ids=ids.tobytes(), tokens=b"")
+        message.admitted = [(a.id, now, a.cached) for a in first]
+        reasons: list[tuple[int, FinishReason]] = [
+            (i, "stop" if why == "stop" else "length") for i, why in committed.finished
+        ]
+        message.finished = reasons
+        if sampled is not None:
+            message.tokens = sampled.tokens.tobytes()
+            message.hashes = b"" if sampled.hashes is None else sampled.hashes.tobytes()
+            message.logprobs = {int(ids[row]): value for row, value in sampled.logprobs.items()}
+        return message
+
+    def _drop(self, plan: Plan, fault: SequenceFault) -> None:
+        # The step is undone for all, the guilty one ends, the others go on in the next step.
+        self._p.scheduler.abandon(plan)
+        self._p.scheduler.finish(fault.sequence_id, "error")
+        self._forget(fault.sequence_id)
+        self._p.channel.send(Failed(fault.sequence_id, "model_error", f"the model could not go on: {fault}"))
+        self._send_record(plan)
+
+    def _report(self) -> None:
+        for sequence_id, text in self._p.scheduler.take_refusals():
+            self._forget(sequence_id)
+            self._p.channel.send(Failed(sequence_id, "refused_by_policy", text))
+        for ejected in self._p.controls.ejections():
+            self._p.channel.send(ejected)
+        for reply in self._p.controls.replies():
+            self._p.channel.send(reply)
+
+    def _send_record(self, plan: Plan) -> None:
+        record = self._p.recorder.record(plan)
+        if record is not None:
+            self._p.channel.send(record)

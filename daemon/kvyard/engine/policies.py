@@ -1,0 +1,104 @@
+"""Policies as the engine loads them: by name through the registry, never one that is in quarantine."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any, cast
+
+import structlog
+
+from kvyard.core.advice import PolicySet, builtin_set
+from kvyard.core.builtin import BUILTIN
+from kvyard.policy import registry
+from kvyard.policy.base import KINDS, Kind, Policy
+from kvyard.policy.registry import RegistryError
+
+log = structlog.get_logger(__name__)
+
+Candidate = tuple[dict[Kind, Policy], dict[Kind, str], str | None]
+"""Policies by kind, their names, and the discipline they are."""
+
+
+class Loader:
+    """Makes policy objects; knows which distribution each loaded name came from."""
+
+    def __init__(self) -> None:
+        self.origins: dict[str, tuple[str, str]] = {}
+        """`kind/name` to distribution and version."""
+
+    def candidate(self, kind: str, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
+        """A policy or a whole discipline, ready to be swapped in. Raises RegistryError, ParamError."""
+        if kind == "discipline":
+            return self._discipline(name, params, blocked)
+        if kind not in KINDS:
+            raise RegistryError(f"{kind!r} is no kind of policy; one of discipline, {', '.join(KINDS)}")
+        policy_kind = cast(Kind, kind)
+        return {policy_kind: self._one(policy_kind, name, params, blocked)}, {policy_kind: name}, None
+
+    def _discipline(self, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
+        if name == "builtin":
+            return {kind: BUILTIN[kind]() for kind in KINDS}, dict.fromkeys(KINDS, "builtin"), "builtin"
+        parts = registry.load_discipline(name).parts
+        changes: dict[Kind, Policy] = {}
+        names: dict[Kind, str] = {}
+        for kind in KINDS:
+            part, values = parts[kind]
+            own = {**values, **cast("Mapping[str, Any]", params.get(kind) or {})}
+            changes[kind], names[kind] = self._one(kind, part, own, blocked), part
+        return changes, names, name
+
+    def _one(self, kind: Kind, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Policy:
+        if f"{kind}/{name}" in blocked:
+            raise RegistryError(
+                f"{kind}/{name} is in quarantine; `kvyard policy release {kind}/{name}` lets it be loaded again"
+            )
+        if name == "builtin":
+            return BUILTIN[kind](**params)
+        loaded = registry.load(kind, name, dict(params))
+        self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
+        return loaded.policy
+
+    def at_start(
+        self, discipline: str, parts: Mapping[str, tuple[str, dict[str, Any]]], blocked: Collection[str]
+    ) -> PolicySet:
+        """The policies a new engine begins with. Raises RegistryError when the discipline cannot be used.
+
+        A part that was in charge before a restart and cannot be loaded now is replaced by the built-in,
+        with a line in the log: the engine must come up.
+        """
+        policies = self._set_of(discipline, blocked)
+        for kind in KINDS:
+            if kind not in parts:
+                continue
+            name, params = parts[kind]
+            try:
+                policy = self._one(kind, name, params, blocked)
+            except Exception as error:
+                log.error("policy.unusable", kind=kind, name=name, problem=str(error))
+                policy, name = BUILTIN[kind](), "builtin"
+            policies = policies.replaced({kind: policy}, {kind: name}, None)
+        return policies
+
+    def _set_of(self, discipline: str, blocked: Collection[str]) -> PolicySet:
+        try:
+            changes, names, name = self.candidate("discipline", discipline, {}, blocked)
+        except RegistryError as error:
+            if not blocked:
+                raise
+            log.error("discipline.unusable", name=discipline, problem=str(error))
+            return builtin_set()
+        return builtin_set().replaced(changes, names, name)
+
+
+def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> dict[str, Any]:
+    """What `policy show` says of a policy in charge."""
+    distribution, version = loader.origins.get(f"{kind}/{name}", ("kvyard", ""))
+    return {
+        "kind": kind,
+        "name": name,
+        "distribution": distribution,
+        "version": policy.version or version,
+        "api": ".".join(map(str, policy.api)),
+        "doc": (type(policy).__doc__ or "").strip(),
+        "params": policy.params.describe(),
+    }

@@ -1,0 +1,203 @@
+"""The engine process: `python -m kvyard.engine.process LINK_FD PARENT_PID`, started by the front alone."""
+
+from __future__ import annotations
+
+import ctypes
+import faulthandler
+import os
+import secrets
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from kvyard.core.guard import Guard
+from kvyard.core.interrupt import SignalTimer
+from kvyard.core.plan import Limits
+from kvyard.core.scheduler import Scheduler
+from kvyard.engine.backends.base import BackendError
+from kvyard.engine.channel import Channel, FrontGone
+from kvyard.engine.control import Controls
+from kvyard.engine.faults import Faults
+from kvyard.engine.loading import Loaded, load
+from kvyard.engine.loop import EngineLoop, Parts
+from kvyard.engine.policies import Loader
+from kvyard.engine.pool_size import PoolSize, pool_size
+from kvyard.engine.recorder import Recorder
+from kvyard.engine.sampler import Sampler
+from kvyard.link.messages import PROTOCOL, EngineInfo, Loading, Refused, Start
+from kvyard.link.progress import EnginePhase, ProgressPage
+from kvyard.logs import configure
+from kvyard.policy.base import KINDS
+from kvyard.policy.params import ParamError
+from kvyard.policy.registry import RegistryError
+
+log = structlog.get_logger(__name__)
+
+PR_SET_PDEATHSIG = 1
+PR_SET_NAME = 15
+
+
+class StartError(Exception):
+    """The engine cannot start as asked."""
+
+    def __init__(self, code: str, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.code = code
+        self.hint = hint
+
+
+def die_with(parent: int) -> None:
+    """End this process when its parent ends, even if that happened just before this call."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    libc.prctl(PR_SET_NAME, b"kvyard-engine", 0, 0, 0)
+    if os.getppid() != parent:
+        sys.exit(0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Engine:
+    loop: EngineLoop
+    info: EngineInfo
+
+
+def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
+    """Everything from the start message to a loop that is ready to run. Raises StartError."""
+
+    def progress(what: str, fraction: float) -> None:
+        page.phase(EnginePhase.LOADING, time.monotonic_ns())
+        channel.send(Loading(what, fraction))
+
+    if start.protocol != PROTOCOL:
+        raise StartError("protocol", f"front speaks link protocol {start.protocol}, this engine {PROTOCOL}")
+    loader = Loader()
+    try:
+        policies = loader.at_start(start.discipline, start.policies, start.quarantined)
+    except (RegistryError, ParamError) as error:
+        raise StartError("policy", f"cannot start with discipline {start.discipline!r}: {error}") from None
+    loaded = load(
+        start.model_path,
+        device=start.device,
+        dtype=start.dtype,
+        deterministic=start.deterministic,
+        block_size=start.block_size,
+        progress=progress,
+    )
+    size = _allocate(start, loaded)
+    limits = Limits(
+        blocks=size.blocks,
+        block_size=start.block_size,
+        max_running=start.max_running,
+        max_step_tokens=start.max_step_tokens,
+        max_model_len=size.max_model_len,
+        prefix_cache=start.prefix_cache,
+        swap_blocks=start.swap_blocks,
+    )
+    guard = Guard(
+        clock_ns=time.perf_counter_ns,
+        cpu_ns=time.thread_time_ns,
+        timer=SignalTimer(),
+        entered=lambda policy: page.policy(policy, time.monotonic_ns()),
+        left=lambda: page.phase(EnginePhase.SCHEDULE, time.monotonic_ns()),
+    )
+    scheduler = Scheduler(limits, policies, clock_ns=time.perf_counter_ns, guard=guard, salt=secrets.token_bytes(16))
+    recorder = Recorder(scheduler, time.monotonic_ns)
+    recorder.generation = start.generation
+    parts = Parts(
+        channel=channel,
+        scheduler=scheduler,
+        backend=loaded.backend,
+        sampler=Sampler(loaded.config.vocab_size, loaded.eos_ids, 2 * start.max_running, hashes=start.deterministic),
+        page=page,
+        recorder=recorder,
+        controls=Controls(scheduler, loader, recorder),
+        block_size=start.block_size,
+    )
+    loop = EngineLoop(parts, clock=time.monotonic, clock_ns=time.monotonic_ns, faults=Faults.from_environment())
+    return _Engine(loop, _info(start, loaded, limits, scheduler))
+
+
+def _allocate(start: Start, loaded: Loaded) -> PoolSize:
+    size = pool_size(
+        asked=start.kv_blocks,
+        max_model_len=start.max_model_len,
+        model_limit=loaded.config.max_position,
+        block_size=start.block_size,
+        block_bytes=loaded.backend.geometry.block_bytes,
+        free_bytes=loaded.backend.free_bytes(),
+        on_cpu=loaded.backend.name == "cpu",
+    )
+    loaded.backend.allocate(size.blocks, start.swap_blocks)
+    if start.deterministic:
+        loaded.backend.self_check()
+    return size
+
+
+def _info(start: Start, loaded: Loaded, limits: Limits, scheduler: Scheduler) -> EngineInfo:
+    geometry = loaded.backend.geometry
+    return EngineInfo(
+        pid=os.getpid(),
+        backend="cuda" if loaded.backend.name == "cuda" else "cpu",
+        device=loaded.backend.device_name,
+        dtype="bfloat16" if loaded.dtype_name == "bfloat16" else "float32",
+        deterministic=start.deterministic,
+        kv_blocks=limits.blocks,
+        block_size=limits.block_size,
+        kv_bytes=limits.blocks * geometry.block_bytes,
+        max_running=limits.max_running,
+        max_step_tokens=limits.max_step_tokens,
+        max_model_len=limits.max_model_len,
+        vocab_size=loaded.config.vocab_size,
+        eos_ids=list(loaded.eos_ids),
+        policies={kind: scheduler.policies.name(kind) for kind in KINDS},
+        generation=start.generation,
+    )
+
+
+def run(link: socket.socket) -> int:
+    """Serve one front until it says stop or is gone; the exit status."""
+    channel = Channel(link)
+    start, descriptors = channel.receive_start()
+    page = ProgressPage(descriptors[0])
+    page.begin(os.getpid(), time.monotonic_ns())
+    # The supervisor asks for the stack with SIGUSR1; faulthandler answers even from inside a C loop.
+    faulthandler.register(signal.SIGUSR1, file=descriptors[1], all_threads=True)
+    try:
+        engine = _build(start, channel, page)
+    except (StartError, BackendError) as error:
+        code = getattr(error, "code", "backend")
+        channel.send(Refused(code, str(error), error.hint))
+        channel.finish(2.0)
+        return 6
+    channel.send(engine.info)
+    engine.loop.run()
+    page.phase(EnginePhase.LEAVING, time.monotonic_ns())
+    channel.finish(1.0)
+    return 0
+
+
+def main() -> None:
+    """Entry of the process."""
+    link_fd, parent = int(sys.argv[1]), int(sys.argv[2])
+    die_with(parent)
+    faulthandler.enable()
+    # A terminal's Ctrl-C and a service manager's SIGTERM are for the front: it drains, then says stop.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    configure("info", "auto")
+    with socket.socket(fileno=link_fd) as link:
+        try:
+            status = run(link)
+        except FrontGone:
+            status = 0
+    # Interpreter shutdown with torch loaded takes half a second and can only go wrong.
+    sys.stderr.flush()
+    os._exit(status)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,90 @@
+"""Makes the step record: where the time went, and what the scheduler did and why."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from kvyard.core.plan import Plan
+from kvyard.core.scheduler import Scheduler
+from kvyard.link.record import StepRecord, Timings
+
+
+class Recorder:
+    """Stop-watch of the loop and builder of records. Durations in nanoseconds, `clock_ns` from outside."""
+
+    def __init__(self, scheduler: Scheduler, clock_ns: Callable[[], int]) -> None:
+        self._scheduler = scheduler
+        self._ns = clock_ns
+        self.generation = 0
+        """Number of policy changes so far."""
+        self.inbox_ns = 0
+        """Time in the inbox since the last step."""
+        self.mark = 0
+        """Start of the step under way, on `clock_ns`."""
+        self._at = 0.0
+        self._last = 0
+        self._ended: int | None = None
+        self._gap = self._schedule = self._model = self._sample = 0
+
+    def begin(self, at: float) -> None:
+        """A step starts."""
+        self.mark = self._last = self._ns()
+        self._at = at
+        self._gap = self.mark - self._ended - self.inbox_ns if self._ended is not None else 0
+        self._schedule = self._model = self._sample = 0
+
+    def idle(self) -> None:
+        """The loop waits for work: that is no gap between steps."""
+        self._ended = None
+
+    def scheduled(self) -> None:
+        """Policies, guard, planner and pool are done."""
+        self._schedule = self._lap()
+
+    def computed(self) -> None:
+        """The model is done."""
+        self._model = self._lap()
+
+    def sampled(self) -> None:
+        """The sampler is done."""
+        self._sample = self._lap()
+
+    def _lap(self) -> int:
+        now = self._ns()
+        spent, self._last = now - self._last, now
+        return spent
+
+    def record(self, plan: Plan) -> StepRecord | None:
+        """The record of the step; None when nothing ran and nothing changed."""
+        scheduler = self._scheduler
+        parts = scheduler.take_record_parts()
+        if not len(plan) and not (parts.preempted or parts.waits or parts.finished):
+            return None
+        outputs = self._lap()
+        self._ended = self._last
+        scheduler.observe(parts.decode_tokens, parts.prompt_tokens, (self._model + self._sample) / 1e9)
+        record = StepRecord(
+            step=plan.step,
+            at=self._at,
+            timings=Timings(self.inbox_ns, self._schedule, self._model, self._sample, outputs, max(self._gap, 0)),
+            ids=plan.ids.tobytes(),
+            granted=plan.granted.astype(np.int32).tobytes(),
+            prompt_tokens=parts.prompt_tokens,
+            decode_tokens=parts.decode_tokens,
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            swapped=scheduler.swapped,
+            blocks_used=scheduler.blocks_used,
+            blocks_cached=scheduler.blocks_cached,
+            blocks_free=scheduler.blocks_free,
+            admitted=parts.admitted,
+            preempted=parts.preempted,
+            finished=parts.finished,
+            waits=parts.waits,
+            policies=parts.policies,
+            generation=self.generation,
+        )
+        self.inbox_ns = 0
+        return record

@@ -1,0 +1,348 @@
+"""The daemon: joins supervisor, serving, policies, metrics and both APIs; carries out what operators ask."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import structlog
+
+from kvyard import __version__
+from kvyard.control.schema import PolicyListing, RequestPage, Status, SwapResult
+from kvyard.front.engine_child import EngineDeath
+from kvyard.front.events import EventLog, Feed
+from kvyard.front.metrics import Metrics
+from kvyard.front.one_shot import run_one
+from kvyard.front.operations import OperationError, Who
+from kvyard.front.policy_desk import PolicyDesk
+from kvyard.front.policy_listing import describe_installed, listing
+from kvyard.front.quarantine import Quarantine, state_file
+from kvyard.front.serving import Serving
+from kvyard.front.settings import Settings
+from kvyard.front.status import Sources, build_status, placeholder_policies, request_page
+from kvyard.front.supervisor import Supervisor
+from kvyard.front.text.support import TextSupport
+from kvyard.link.codec import ToFront
+from kvyard.link.messages import (
+    PROTOCOL,
+    Ejected,
+    EngineInfo,
+    Failed,
+    Goodbye,
+    Outputs,
+    PolicyState,
+    Refused,
+    Reply,
+    Start,
+)
+from kvyard.link.record import StepRecord
+
+log = structlog.get_logger(__name__)
+
+SWEEP_S = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """The model as the daemon was told to serve it."""
+
+    id: str
+    path: str
+    family: str
+
+
+class Daemon:
+    """Implements `Operations` for the control server and `EngineHandler` for the supervisor."""
+
+    def __init__(self, settings: Settings, model: Served, address: str) -> None:
+        self.settings = settings
+        self.model = model
+        self.log = EventLog()
+        self.steps: Feed[StepRecord] = Feed()
+        self.metrics = Metrics(model.id)
+        self.supervisor = Supervisor(self._start_message, self)
+        self.serving = Serving(
+            self.supervisor.send,
+            self.metrics,
+            max_waiting=settings.max_waiting,
+            max_waiting_tokens=settings.max_waiting_tokens,
+        )
+        self.desk = PolicyDesk(settings.discipline, Quarantine(state_file()), self.log, self.serving.control)
+        self.text: TextSupport | None = None
+        self.first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
+        """Result: the first engine serves; an EngineRefused exception when it cannot start as asked."""
+        self.stop_asked: Callable[[], None] = lambda: None
+        """Called when an operator asks the daemon to drain and stop."""
+        self._paused = False
+        self._policy_state: dict[str, Any] = {}
+        self._in_force: list[dict[str, Any]] = []
+        self._sources = Sources(
+            version=__version__,
+            started=time.monotonic(),
+            address=address,
+            model_id=model.id,
+            family=model.family,
+            settings=settings,
+            serving=self.serving,
+            supervisor=self.supervisor,
+            stats=self.metrics.stats,
+            desk=self.desk,
+        )
+        if self.desk.quarantine.problem:
+            log.warning("quarantine.file", problem=self.desk.quarantine.problem)
+
+    # ---- life
+
+    def start(self) -> None:
+        """Start the first engine."""
+        self.log.add("start", f"kvyard {__version__} serves {self.model.id}", model=self.model.id)
+        self.supervisor.spawn()
+
+    async def sweep(self) -> None:
+        """Ends what has passed its time; runs for as long as the daemon does."""
+        while True:
+            await asyncio.sleep(SWEEP_S)
+            self.serving.sweep()
+
+    async def drained(self, limit_s: float) -> int:
+        """Take nothing new and wait for what runs; how many sequences had to be ended at the limit."""
+        self.serving.draining = True
+        self.log.add("drain", f"draining: {len(self.serving.journal)} sequences to finish", limit_s=limit_s)
+        done = asyncio.Event()
+        self.serving.idle = done.set
+        if len(self.serving.journal):
+            if self._paused:
+                await self._ask_engine("resume")
+            try:
+                await asyncio.wait_for(done.wait(), limit_s)
+            except TimeoutError:
+                left = self.serving.fail_all(
+                    "shutting_down", "the daemon was stopped before this request was complete"
+                )
+                self.log.add("drain", f"the limit of {limit_s:g} s passed: {left} sequences were ended", left=left)
+                return left
+        self.log.add("drain", "drained")
+        return 0
+
+    def _start_message(self) -> Start:
+        s = self.settings
+        return Start(
+            protocol=PROTOCOL,
+            model_path=self.model.path,
+            device=s.device,
+            dtype=s.dtype,
+            deterministic=s.deterministic,
+            kv_blocks=s.kv_blocks,
+            block_size=s.block_size,
+            max_running=s.max_running,
+            max_step_tokens=s.max_step_tokens,
+            max_model_len=s.max_model_len,
+            prefix_cache=s.prefix_cache,
+            swap_blocks=s.swap_blocks,
+            discipline=self.desk.in_charge.discipline or s.discipline,
+            policies=self.desk.in_charge.policies,
+            quarantined=self.desk.blocked_names(),
+            generation=self.desk.in_charge.generation,
+            policy_state=self._policy_state,
+        )
+
+    # ---- EngineHandler
+
+    def engine_message(self, message: ToFront) -> None:
+        """Anything but the start's own messages."""
+        match message:
+            case Outputs():
+                self.supervisor.productive()
+                self.serving.outputs(message)
+            case StepRecord():
+                self.metrics.step(message)
+                self.serving.step(message)
+                self.steps.publish(message)
+            case Reply():
+                self.serving.replied(message)
+            case Failed():
+                self.serving.failed(message)
+            case Ejected():
+                self._ejected(message)
+            case PolicyState():
+                self._policy_state = message.state
+            case Goodbye():
+                log.info("engine.leaves", reason=message.reason)
+
+    def engine_ready(self, info: EngineInfo) -> None:
+        """A new engine serves."""
+        self.metrics.engine(info)
+        self.desk.engine_ready(info)
+        self._in_force = placeholder_policies(info)
+        self.serving.engine_up(info)
+        if self._paused:
+            self.serving.control("pause", {}, lambda reply: None)
+        self._refresh_policies()
+        self.log.add("engine", f"the engine serves on {info.device}", pid=info.pid, kv_blocks=info.kv_blocks)
+        if not self.first_ready.done():
+            self.first_ready.set_result(info)
+
+    def engine_lost(self, death: EngineDeath) -> None:
+        """It is gone; a new one will be started."""
+        seen = death.progress
+        if death.hang is not None and seen is not None and death.hang.startswith("policy "):
+            self._ejected(
+                Ejected(seen.policy, "hung", death.hang, seen.step, traceback=death.stack),
+            )
+        log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
+        self.log.add(
+            "restart",
+            f"the engine {death.words}; {len(self.serving.journal)} sequences go on with a new one",
+            returncode=death.returncode,
+            step=seen.step if seen is not None else None,
+            in_step=list(seen.ids) if seen is not None and seen.in_step else [],
+            stack=death.stack,
+        )
+        self.metrics.engine_restarted()
+        self.serving.engine_down(death)
+
+    def engine_refused(self, refused: Refused) -> None:
+        """It cannot start as asked."""
+        self.log.add("error", f"the engine cannot start: {refused.message}", code=refused.code, hint=refused.hint)
+        if not self.first_ready.done():
+            self.first_ready.set_exception(EngineRefused(refused))
+
+    def _ejected(self, message: Ejected) -> None:
+        self.desk.ejected(message)
+        self.metrics.ejected(message.policy, message.code)
+        log.error("policy.ejected", policy=message.policy, code=message.code, message=message.message)
+        self._refresh_policies()
+
+    def _refresh_policies(self) -> None:
+        def done(reply: Reply) -> None:
+            if reply.error is None:
+                self._in_force = list(reply.result["policies"])
+                names = {str(p["kind"]): str(p["name"]) for p in self._in_force}
+                self.metrics.policies(names, self.desk.in_charge.generation)
+
+        self.serving.control("policies", {}, done)
+
+    # ---- Operations
+
+    @property
+    def engine_pid(self) -> int | None:
+        """The engine's process: it may not use the control socket."""
+        return self.supervisor.pid
+
+    async def status(self) -> Status:
+        """Everything the first screen shows."""
+        return build_status(self._sources, self._in_force, self._paused)
+
+    async def requests(self, limit: int) -> RequestPage:
+        """Unfinished sequences, running first, then waiting in order."""
+        return request_page(self._sources, limit)
+
+    async def policy_list(self) -> PolicyListing:
+        """Installed policies and disciplines."""
+        active = {(str(p["kind"]), str(p["name"])) for p in self._in_force}
+        if not self.desk.in_charge.policies and self.desk.in_charge.discipline is not None:
+            active.add(("discipline", self.desk.in_charge.discipline))
+        return await asyncio.to_thread(listing, active, self.desk.quarantine.active())
+
+    async def policy_show(self, kind: str, name: str) -> Mapping[str, Any]:
+        """What is in force; both empty for everything in charge."""
+        if name:
+            return await describe_installed(kind, name)
+        answer = await self.desk.ask("policies", {})
+        answer["policies"] = [p for p in answer["policies"] if not kind or p["kind"] == kind]
+        return answer
+
+    async def policy_swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
+        """Put another policy (or `kind` discipline) in charge; returns when it is."""
+        result = await self.desk.swap(kind, name, params, who)
+        self._refresh_policies()
+        return result
+
+    async def policy_set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
+        """Change live parameters."""
+        result = await self.desk.set(kind, params, who)
+        self._refresh_policies()
+        return result
+
+    async def policy_release(self, policy: str, who: Who) -> Mapping[str, Any]:
+        """Release `kind/name` from quarantine."""
+        self.desk.release(policy, who)
+        return {"policy": policy, "released": True}
+
+    async def cancel(self, request_id: str, who: Who) -> Mapping[str, Any]:
+        """Cancel a request."""
+        ended = self.serving.cancel_request(request_id)
+        if not ended:
+            raise OperationError("not-found", f"no unfinished request has the id {request_id!r}", "see `requests`")
+        self.log.add("cancel", f"request {request_id}: {ended} sequences", who=str(who))
+        return {"request_id": request_id, "sequences": ended}
+
+    async def pause(self, who: Who) -> Mapping[str, Any]:
+        """Stop scheduling."""
+        return await self._pause("pause", True, who)
+
+    async def resume(self, who: Who) -> Mapping[str, Any]:
+        """Schedule again."""
+        return await self._pause("resume", False, who)
+
+    async def _pause(self, method: str, paused: bool, who: Who) -> Mapping[str, Any]:
+        await self.desk.ask(method, {})
+        self._paused = paused
+        self.log.add("pause", "scheduling stopped" if paused else "scheduling goes on", who=str(who))
+        return {"paused": paused}
+
+    async def _ask_engine(self, method: str) -> None:
+        try:
+            await self.desk.ask(method, {})
+            self._paused = False
+        except OperationError as error:
+            log.warning("engine.ask", method=method, problem=error.message)
+
+    async def drain(self, stop: bool, who: Who) -> Mapping[str, Any]:
+        """Refuse what comes and finish what runs; with `stop` exit then."""
+        self.serving.draining = True
+        left = len(self.serving.journal)
+        self.log.add("drain", f"drain asked for{' and stop' if stop else ''}", who=str(who), sequences=left)
+        if stop:
+            self.stop_asked()
+        return {"draining": True, "stop": stop, "sequences": left}
+
+    async def dump(self) -> Mapping[str, Any]:
+        """The whole state as JSON values."""
+        engine: Mapping[str, Any]
+        try:
+            engine = await self.desk.ask("dump", {})
+        except OperationError as error:
+            engine = {"unavailable": error.message}
+        return {
+            "status": await self.status(),
+            "requests": await self.requests(1_000_000),
+            "events": self.log.last(1_000_000),
+            "config": self.settings.describe(),
+            "engine": engine,
+        }
+
+    def generate(self, params: Mapping[str, Any], who: Who) -> AsyncIterator[Mapping[str, Any]]:
+        """One request: deltas, then a last item with `finish_reason` and `usage`."""
+        if self.text is None:
+            raise OperationError("starting", "the tokenizer is still loading", "try again in a moment")
+        return run_one(self.serving, self.text, params)
+
+    async def model_list(self) -> Mapping[str, Any]:
+        """The served model."""
+        return {"models": [{"id": self.model.id, "path": self.model.path, "family": self.model.family}]}
+
+    async def config_show(self) -> list[Mapping[str, Any]]:
+        """Every setting with value, default, origin, change and doc."""
+        return list(self.settings.describe())
+
+
+class EngineRefused(Exception):
+    """The engine said that it cannot start as asked."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.message)
+        self.refused = refused

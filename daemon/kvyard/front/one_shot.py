@@ -1,0 +1,101 @@
+"""One request over the control socket: `kvyard generate`."""
+
+from __future__ import annotations
+
+import secrets
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from typing import Any
+
+import msgspec
+
+from kvyard.front.operations import OperationError
+from kvyard.front.service import Job, Refusal, Service
+from kvyard.front.text.errors import ChatTemplateError
+from kvyard.front.text.stops import StopStrings
+from kvyard.front.text.support import PromptTooLong, TextSupport
+from kvyard.link.messages import Sampling
+
+
+class OneShot(msgspec.Struct, forbid_unknown_fields=True):
+    """Parameters of `generate`."""
+
+    prompt: str | list[int]
+    chat: bool = False
+    max_tokens: int = 128
+    temperature: float = 0.0
+    seed: int | None = None
+    priority: int = 0
+    stream: bool = False
+
+    def check(self) -> None:
+        """Raises OperationError for values out of range."""
+        for wrong, text in (
+            (self.max_tokens < 1, "max_tokens is at least 1"),
+            (not 0 <= self.temperature <= 100, "temperature is between 0 and 100"),
+            (self.seed is not None and not 0 <= self.seed < 2**63, "seed is between 0 and 2^63 - 1"),
+            (self.chat and not isinstance(self.prompt, str), "chat takes a text prompt"),
+        ):
+            if wrong:
+                raise OperationError("bad-params", text)
+
+
+async def run_one(service: Service, text: TextSupport, params: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+    """Deltas (`text`, `token_ids`), then `finish_reason` and `usage`. Closing the iterator cancels the request."""
+    try:
+        asked = msgspec.convert(dict(params), OneShot)
+    except msgspec.ValidationError as error:
+        raise OperationError("bad-params", f"generate: {error}") from None
+    asked.check()
+    try:
+        prompt = await _prompt(service, text, asked)
+        generation = service.submit(_job(asked, prompt))
+    except Refusal as refusal:
+        raise OperationError(refusal.code, refusal.message) from None
+    except PromptTooLong as error:
+        raise OperationError("context_length_exceeded", f"{error}; the context is {service.max_model_len}") from None
+    continuation = text.continuation(StopStrings(()))
+    try:
+        async for delta in generation:
+            continuation.accept(delta)
+            piece = continuation.take()
+            yield {"text": piece.text, "token_ids": piece.tokens}
+        if continuation.error is not None:
+            raise OperationError(*continuation.error)
+        yield {
+            "finish_reason": continuation.finish,
+            "usage": {
+                "prompt_tokens": len(prompt),
+                "completion_tokens": continuation.count,
+                "total_tokens": len(prompt) + continuation.count,
+            },
+        }
+    finally:
+        generation.cancel()
+
+
+async def _prompt(service: Service, text: TextSupport, asked: OneShot) -> list[int]:
+    limit = max(service.max_model_len, 1)
+    if not isinstance(asked.prompt, str):
+        most = text.tokenizer.vocab_size
+        if any(not 0 <= token < most for token in asked.prompt):
+            raise OperationError("bad-params", f"token ids are between 0 and {most - 1}")
+        return asked.prompt
+    if not asked.chat:
+        return await text.encode(asked.prompt, limit=limit)
+    try:
+        rendered = await text.render_chat([{"role": "user", "content": asked.prompt}])
+    except ChatTemplateError as error:
+        raise OperationError("chat-template", str(error)) from None
+    return await text.encode(rendered, limit=limit, add_special_tokens=False)
+
+
+def _job(asked: OneShot, prompt: list[int]) -> Job:
+    seed = asked.seed if asked.seed is not None else secrets.randbits(63)
+    return Job(
+        request_id=f"gen-{uuid.uuid4().hex}",
+        prompt=prompt,
+        max_new=asked.max_tokens,
+        sampling=Sampling(seed=seed, temperature=asked.temperature),
+        priority=asked.priority,
+    )

@@ -1,0 +1,176 @@
+"""Which policies are in charge, as the front knows it: swaps, parameters, ejections, quarantine.
+
+The engine decides at a step boundary and answers; `current` here never names what is not in charge. One
+change at a time. What is in charge outlives the engine: a new one is started with it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from kvyard.control.schema import QuarantineEntry, SwapResult
+from kvyard.front.events import EventLog
+from kvyard.front.operations import OperationError, Who
+from kvyard.front.quarantine import Quarantine
+from kvyard.link.messages import Ejected, EngineInfo, Reply
+from kvyard.policy.base import KINDS
+
+BUILTIN = "builtin"
+"""Name of the policy of each kind that takes over when another is put out; it cannot be removed."""
+CHANGE_TIMEOUT_S = 30.0
+
+
+class EngineControl(Protocol):
+    """How the engine is asked."""
+
+    def __call__(self, method: str, params: dict[str, object], done: Any) -> None:  # noqa: ANN401 - a callback
+        """Send; `done(reply)` is called once."""
+
+
+@dataclass(slots=True)
+class InCharge:
+    """What a new engine is started with."""
+
+    discipline: str | None
+    policies: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
+    """Parts that differ from the discipline's own, by kind: name and parameters."""
+    generation: int = 0
+
+
+class PolicyDesk:
+    """Carries out an operator's wishes about policies and remembers what is in charge."""
+
+    def __init__(self, discipline: str, quarantine: Quarantine, log: EventLog, ask: EngineControl) -> None:
+        self.in_charge = InCharge(discipline)
+        self.quarantine = quarantine
+        self.ejections: dict[str, int] = {}
+        """Ejections since the start, by `kind/name`."""
+        self._log = log
+        self._ask = ask
+        self._change = asyncio.Lock()
+
+    async def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        """Ask the engine. Raises OperationError with its reason."""
+        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
+
+        def done(reply: Reply) -> None:
+            if not answer.done():
+                answer.set_result(reply)
+
+        self._ask(method, dict(params), done)
+        try:
+            reply = await asyncio.wait_for(answer, CHANGE_TIMEOUT_S)
+        except TimeoutError:
+            raise OperationError(
+                "timeout",
+                f"the engine did not answer {method} within {CHANGE_TIMEOUT_S:.0f} s",
+                "it may be in a very long step; see `kvyard status`",
+            ) from None
+        if reply.error is not None:
+            raise OperationError(reply.code or "refused", reply.error)
+        return reply.result
+
+    async def swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
+        """Put a policy or a discipline in charge; returns when it is."""
+        self._check_kind(kind)
+        async with self._one_change():
+            result = self._result(
+                await self.ask(
+                    "swap",
+                    {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()},
+                )
+            )
+            if kind == "discipline":
+                self.in_charge = InCharge(name, {}, result.generation)
+            else:
+                self.in_charge.policies[kind] = (name, dict(params))
+                self.in_charge.generation = result.generation
+        self._log.add("swap", f"{kind} {name} is in charge", who=str(who), generation=result.generation)
+        return result
+
+    async def set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
+        """Change live parameters of a policy in charge."""
+        if kind not in KINDS:
+            raise OperationError("bad-kind", f"{kind!r} is not a kind of policy", f"one of {', '.join(KINDS)}")
+        async with self._one_change():
+            answer = await self.ask("set", {"kind": kind, "params": dict(params)})
+            result = self._result(answer)
+            self.in_charge.policies[kind] = (result.current[kind], dict(answer.get("params", params)))
+            self.in_charge.generation = result.generation
+        self._log.add("set", f"{kind}: {dict(params)}", who=str(who), generation=result.generation)
+        return result
+
+    def release(self, policy: str, who: Who) -> None:
+        """Let a quarantined policy be loaded again. Raises OperationError."""
+        if not self.quarantine.release(policy):
+            away = ", ".join(entry.policy for entry in self.quarantine.active()) or "none"
+            raise OperationError("not-quarantined", f"{policy} is not in quarantine", f"in quarantine: {away}")
+        self._log.add("release", f"{policy} may be loaded again", who=str(who))
+
+    def ejected(self, message: Ejected) -> QuarantineEntry:
+        """The engine put a policy out; the built-in of its kind is in charge."""
+        self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
+        for policy in (message.policy, *message.with_it):
+            kind = policy.partition("/")[0]
+            if kind in KINDS:
+                self.in_charge.policies[kind] = (BUILTIN, {})
+        self.in_charge.generation += 1
+        entry = self.quarantine.add(message.policy, message.code, message.message)
+        self._log.add(
+            "ejected",
+            f"{message.policy} was put out ({message.code}: {message.message}); the built-in took over",
+            policy=message.policy,
+            code=message.code,
+            step=message.step,
+            traceback=message.traceback,
+            snapshot=message.snapshot,
+            dump=message.dump,
+            until=entry.until,
+        )
+        return entry
+
+    def engine_ready(self, info: EngineInfo) -> None:
+        """A new engine says what it runs with."""
+        self.in_charge.generation = max(self.in_charge.generation, info.generation)
+
+    def _check_kind(self, kind: str) -> None:
+        if kind != "discipline" and kind not in KINDS:
+            raise OperationError(
+                "bad-kind", f"{kind!r} is not a kind of policy", f"one of discipline, {', '.join(KINDS)}"
+            )
+
+    def blocked_names(self) -> list[str]:
+        """`kind/name` of what may not be loaded now."""
+        return [entry.policy for entry in self.quarantine.active()]
+
+    def _one_change(self) -> _OneChange:
+        return _OneChange(self._change)
+
+    @staticmethod
+    def _result(answer: Mapping[str, Any]) -> SwapResult:
+        return SwapResult(
+            ok=True,
+            generation=int(answer["generation"]),
+            current=dict(answer["current"]),
+            previous=dict(answer["previous"]),
+            step=int(answer["step"]),
+            message=str(answer.get("message", "")),
+        )
+
+
+class _OneChange:
+    """Refuses a second change while one is under way, instead of queueing it behind the operator's back."""
+
+    def __init__(self, lock: asyncio.Lock) -> None:
+        self._lock = lock
+
+    async def __aenter__(self) -> None:
+        if self._lock.locked():
+            raise OperationError("busy", "another policy change is under way", "try again when it is done")
+        await self._lock.acquire()
+
+    async def __aexit__(self, *_: object) -> None:
+        self._lock.release()

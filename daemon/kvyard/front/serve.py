@@ -1,0 +1,166 @@
+"""`kvyard serve`: from settings to a serving daemon and back.
+
+The order matters: what can be refused at once (address, socket, model) is tried before anything slow; the
+engine loads while the tokenizer does; clients are answered (503) from the first moment on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import socket
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import structlog
+import uvloop
+
+from kvyard import __version__
+from kvyard.front.control.listener import SocketError
+from kvyard.front.control.server import ControlServer
+from kvyard.front.daemon import Daemon, EngineRefused, Served
+from kvyard.front.http.app import create_app
+from kvyard.front.http.settings import HttpSettings
+from kvyard.front.http_server import HttpServer, ListenError, address_of, bind
+from kvyard.front.models import ModelError, ModelRef, resolve_or_pull
+from kvyard.front.settings import Settings
+from kvyard.front.text.errors import ModelTextError
+from kvyard.front.text.support import TextSupport
+from kvyard.link.messages import EngineInfo
+from kvyard.logs import configure
+
+log = structlog.get_logger(__name__)
+
+OK, FAILED, UNUSABLE = 0, 1, 6
+"""Exit status: ended as asked, failed, not usable as configured (LSB 6)."""
+GOODBYE_S = 2.0
+"""Seconds for the last responses to reach their clients after everything has ended."""
+
+
+def serve(settings: Settings) -> int:
+    """Run the daemon in the foreground; the exit status."""
+    configure(settings.log_level, settings.log_format)
+    try:
+        model = resolve_or_pull(settings.model, settings.model_dir)
+        listening = bind(settings.host, settings.port)
+        control = ControlServer(settings.socket, __version__, settings.operator_group)
+    except (ModelError, ListenError, SocketError) as error:
+        return _refuse(str(error), getattr(error, "hint", ""))
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_run(settings, model, listening, control))
+
+
+def _refuse(message: str, hint: str = "") -> int:
+    print(f"kvyard: {message}", file=sys.stderr)  # noqa: T201 - the last word of a command
+    if hint:
+        print(f"        {hint}", file=sys.stderr)  # noqa: T201 - as above
+    return UNUSABLE
+
+
+@dataclass(slots=True)
+class _Stop:
+    """What was asked of the daemon: once to drain, twice to leave at once."""
+
+    drain: asyncio.Event
+    force: asyncio.Event
+
+    def ask(self) -> None:
+        """A signal or an operator's word."""
+        (self.force if self.drain.is_set() else self.drain).set()
+
+
+async def _run(settings: Settings, model: ModelRef, listening: socket.socket, control: ControlServer) -> int:
+    stop = _Stop(asyncio.Event(), asyncio.Event())
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.ask)
+    address = address_of(listening)
+    served = Served(settings.served_model_name or model.id, str(model.path), model.format)
+    daemon = Daemon(settings, served, address)
+    daemon.stop_asked = stop.drain.set
+    daemon.start()
+    try:
+        text = await asyncio.to_thread(TextSupport.load, Path(model.path))
+    except ModelTextError as error:
+        await daemon.supervisor.stop()
+        await control.close()
+        return _refuse(str(error))
+    daemon.text = text
+    app = create_app(
+        daemon.serving,
+        text,
+        settings=HttpSettings(model_id=served.id, created=int(time.time())),
+        render_metrics=daemon.metrics.render,
+    )
+    http = HttpServer(app, listening)
+    await control.start(daemon)
+    tasks = [asyncio.create_task(http.serve()), asyncio.create_task(daemon.sweep())]
+    try:
+        return await _live(settings, daemon, http, stop, address)
+    finally:
+        await control.close()
+        await daemon.supervisor.stop()
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        text.close()
+
+
+async def _live(settings: Settings, daemon: Daemon, http: HttpServer, stop: _Stop, address: str) -> int:
+    stopping = asyncio.create_task(stop.drain.wait())
+    await asyncio.wait([daemon.first_ready, stopping], return_when=asyncio.FIRST_COMPLETED)
+    if daemon.first_ready.done():
+        try:
+            _announce(settings, daemon, daemon.first_ready.result(), address)
+        except EngineRefused as error:
+            http.stop(force=True)
+            stopping.cancel()
+            return _refuse(error.refused.message, error.refused.hint)
+        await stopping
+    await _drain(settings, daemon, http, stop)
+    return OK
+
+
+async def _drain(settings: Settings, daemon: Daemon, http: HttpServer, stop: _Stop) -> None:
+    log.info("daemon.drains", sequences=len(daemon.serving.journal), limit_s=settings.drain_timeout_s)
+    draining = asyncio.create_task(daemon.drained(settings.drain_timeout_s))
+    forced = asyncio.create_task(stop.force.wait())
+    await asyncio.wait([draining, forced], return_when=asyncio.FIRST_COMPLETED)
+    if forced.done():
+        left = daemon.serving.fail_all("shutting_down", "the daemon was stopped before this request was complete")
+        log.warning("daemon.forced", sequences=left)
+    for task in (draining, forced):
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+    # The last tokens and errors are still on their way to the clients.
+    http.stop()
+    goodbyes = [asyncio.create_task(http.stopped.wait()), asyncio.create_task(stop.force.wait())]
+    await asyncio.wait(goodbyes, timeout=GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
+    for task in goodbyes:
+        task.cancel()
+
+
+def _announce(settings: Settings, daemon: Daemon, info: EngineInfo, address: str) -> None:
+    log.info(
+        "daemon.ready",
+        address=address,
+        model=daemon.model.id,
+        device=info.device,
+        dtype=info.dtype,
+        kv_blocks=info.kv_blocks,
+        max_model_len=info.max_model_len,
+        pid=os.getpid(),
+    )
+    body = f'{{"model": "{daemon.model.id}", "prompt": "The capital of France is", "max_tokens": 8}}'
+    lines = [
+        f"kvyard is ready: {address}  (model {daemon.model.id}, {info.dtype} on {info.device})",
+        f"  try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  watch:   kvyard top --socket {settings.socket}",
+        "  stop:    Ctrl-C (drains; twice to force)",
+    ]
+    print("\n".join(lines), flush=True)  # noqa: T201 - the ready line is what a person waits for
