@@ -95,6 +95,11 @@ class Plan:
     def __len__(self) -> int:
         return len(self.ids)
 
+    @property
+    def idle(self) -> bool:
+        """Nothing to do: no rows and no copies. Any other plan is executed, and committed or abandoned."""
+        return not len(self.ids) and not self.copies
+
 
 @dataclass(slots=True)
 class Committed:

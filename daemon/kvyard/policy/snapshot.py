@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 IntColumn = npt.NDArray[np.int64]
+FloatColumn = npt.NDArray[np.float64]
 Kept = Literal["none", "swapped"]
 
 
@@ -116,6 +117,10 @@ class Columns(Protocol):
 
     @property
     def id(self) -> IntColumn: ...
+    @property
+    def arrival(self) -> IntColumn: ...
+    @property
+    def arrived(self) -> FloatColumn: ...
     @property
     def priority(self) -> IntColumn: ...
     @property

@@ -1,0 +1,265 @@
+"""The guard around every call into a policy: what it may cost, what it may return, what happens if not.
+
+A decision is turned into plain values inside the guard, wholly, before any of it is applied, so no policy
+code runs outside. Whatever a policy raises, and whatever it returns that is no decision, becomes a `Fault`;
+the caller puts the policy out and asks the built-in instead.
+
+Time is bounded by an interval timer that the engine arms around the policy calls of a step. Its tick ends a
+call that has used too much CPU time (a busy machine is not the policy's fault) or far too much wall time
+(sleeping is). Code that swallows the exception is ended by escalation: from the third tick a trace function
+raises in every frame of the policy, so each tick peels one level off.
+"""
+
+from __future__ import annotations
+
+import sys
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, Protocol, TypeVar
+
+from kvyard.policy.base import KINDS, Kind, Policy
+
+T = TypeVar("T")
+MAX_TEXT = 8192
+"""Characters kept of a traceback or of an exception's text."""
+
+
+class Timer(Protocol):
+    """Interrupts the calling thread at intervals while armed; a no-op where nothing can hang for long."""
+
+    def arm(self, tick: Callable[[FrameType | None], None], first_ns: int, every_ns: int) -> None:
+        """Call `tick` with the interrupted frame after `first_ns`, then every `every_ns`; it may raise."""
+
+    def disarm(self) -> None:
+        """No more ticks; safe to call when not armed."""
+
+
+class NoTimer:
+    """For the simulator and for tests: nothing is interrupted."""
+
+    def arm(self, tick: Callable[[FrameType | None], None], first_ns: int, every_ns: int) -> None:
+        """Do nothing."""
+
+    def disarm(self) -> None:
+        """Do nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What one call into a policy may cost, in nanoseconds of this thread's CPU time unless said otherwise."""
+
+    soft_ns: int = 2_000_000
+    soft_overruns: int = 20
+    """Calls over the soft budget, among the last `soft_window`, that put the policy out."""
+    soft_window: int = 100
+    hard_ns: int = 50_000_000
+    wall_ns: int = 500_000_000
+    """Wall time: for a policy that sleeps or waits."""
+    tick_ns: int = 10_000_000
+    """Interval of the timer once a call is over its budget."""
+    escalate_tick: int = 3
+
+
+class PolicyTimeout(BaseException):
+    """Raised by the timer inside a policy's code; not an Exception, so that `except Exception` lets it pass."""
+
+
+class Nonsense(Exception):
+    """A decision that is none; `code` is machine-readable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class Fault(Exception):
+    """A policy failed in a call; `code` is machine-readable, the message is for operators."""
+
+    def __init__(self, kind: Kind, code: str, message: str, trace: str = "") -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.code = code
+        self.message = message
+        self.trace = trace
+
+
+@dataclass(slots=True)
+class CallCost:
+    """Calls of one kind since the last record."""
+
+    calls: int = 0
+    ns: int = 0
+    overrides: dict[str, int] = field(default_factory=dict)
+
+
+class Guard:
+    """Calls policies. `clock_ns` is wall time, `cpu_ns` this thread's CPU time; both come from outside."""
+
+    def __init__(
+        self,
+        *,
+        clock_ns: Callable[[], int],
+        cpu_ns: Callable[[], int] = lambda: 0,
+        timer: Timer | None = None,
+        budget: Budget | None = None,
+    ) -> None:
+        self.budget = budget or Budget()
+        self.costs: dict[Kind, CallCost] = {kind: CallCost() for kind in KINDS}
+        self._clock_ns = clock_ns
+        self._cpu_ns = cpu_ns
+        self._timer = timer or NoTimer()
+        self._overruns: dict[Kind, deque[int]] = {kind: deque() for kind in KINDS}
+        self._calls: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self._inside = False
+        self._started_wall = self._started_cpu = 0
+        self._ticks = 0
+        self._armed = False
+
+    @contextmanager
+    def armed(self) -> Iterator[None]:
+        """Arm the timer around policy calls; nests."""
+        if self._armed:
+            yield
+            return
+        self._armed = True
+        self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
+        try:
+            yield
+        finally:
+            self._timer.disarm()
+            self._armed = False
+
+    def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
+        """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
+        try:
+            self._started_cpu = self._cpu_ns()
+            self._started_wall = start = self._clock_ns()
+            try:
+                self._inside = True
+                decision = check(getattr(policy, method)(*args))
+            finally:
+                # No call may stand before this line: a tick is only taken at calls and backward jumps.
+                self._inside = False
+            spent = self._clock_ns() - start
+        except BaseException as error:
+            self._inside = False
+            self._calm()
+            raise self._fault(kind, method, error) from None
+        cost = self.costs[kind]
+        cost.calls += 1
+        cost.ns += spent
+        self._calls[kind] += 1
+        if self._ticks or spent > self.budget.soft_ns:
+            self._judge_time(kind, method)
+        return decision
+
+    def forgive(self, kind: Kind) -> None:
+        """Another policy is in charge of `kind`: it starts with a clean slate."""
+        self._overruns[kind].clear()
+
+    def override(self, kind: Kind, cause: str) -> None:
+        """The core overrode a decision of `kind`."""
+        overrides = self.costs[kind].overrides
+        overrides[cause] = overrides.get(cause, 0) + 1
+
+    def take_costs(self) -> dict[Kind, CallCost]:
+        """Costs since the last call."""
+        taken, self.costs = self.costs, {kind: CallCost() for kind in KINDS}
+        return taken
+
+    # ---- time -----------------------------------------------------------------------------------------------
+
+    def tick(self, frame: FrameType | None) -> None:
+        """The timer's tick: end the call under way if it is over its budget."""
+        if not self._inside:
+            return
+        over_cpu = self._cpu_ns() - self._started_cpu > self.budget.hard_ns
+        if not over_cpu and self._clock_ns() - self._started_wall <= self.budget.wall_ns:
+            return
+        self._ticks += 1
+        if self._ticks >= self.budget.escalate_tick:
+            self._escalate(frame)
+        raise PolicyTimeout
+
+    def _escalate(self, frame: FrameType | None) -> None:
+        """Raise again in whatever code of the policy handles the exception that is about to be raised."""
+        seen = False
+
+        def trace(frame: FrameType, event: str, arg: Any) -> Any:  # noqa: ANN401 - the interpreter's protocol
+            nonlocal seen
+            if not self._inside:
+                return None
+            if event == "exception" and issubclass(arg[0], PolicyTimeout):
+                seen = True
+            elif seen and event in ("line", "call"):
+                raise PolicyTimeout
+            return trace
+
+        boundary = (Guard.call.__code__, Guard._protected.__code__)
+        while frame is not None and frame.f_code not in boundary:
+            frame.f_trace = trace
+            frame = frame.f_back
+        sys.settrace(trace)
+
+    def _calm(self) -> None:
+        """Forget the ticks of the call that ended."""
+        if self._ticks >= self.budget.escalate_tick:
+            sys.settrace(None)
+
+    def _judge_time(self, kind: Kind, method: str) -> None:
+        """A call came back late: once in a while is forgiven."""
+        if self._ticks:
+            self._calm()
+            self._ticks = 0
+            raise Fault(kind, "timeout", f"{method}() went on after it was told to stop")
+        if self._cpu_ns() - self._started_cpu <= self.budget.soft_ns:
+            return
+        overruns = self._overruns[kind]
+        overruns.append(self._calls[kind])
+        while overruns and overruns[0] <= self._calls[kind] - self.budget.soft_window:
+            overruns.popleft()
+        if len(overruns) >= self.budget.soft_overruns:
+            limit = self.budget.soft_ns / 1e6
+            raise Fault(
+                kind, "too-slow", f"{len(overruns)} of its last calls took more than {limit:g} ms of CPU time"
+            )
+
+    # ---- faults ---------------------------------------------------------------------------------------------
+
+    def _fault(self, kind: Kind, method: str, error: BaseException) -> Fault:
+        ticks, self._ticks = self._ticks, 0
+        if isinstance(error, PolicyTimeout) or ticks:
+            limits = f"{self.budget.hard_ns / 1e6:g} ms of CPU time or {self.budget.wall_ns / 1e6:g} ms"
+            return Fault(kind, "timeout", f"{method}() did not return within {limits}", self._trace_of(error))
+        if isinstance(error, Nonsense):
+            return Fault(kind, error.code, f"{method}() returned nonsense: {error}")
+        name = type(error).__name__
+        return Fault(kind, "raised", f"{method}() raised {name}{self._text_of(error)}", self._trace_of(error))
+
+    def _text_of(self, error: BaseException) -> str:
+        """The exception's own text; making it runs the policy's code, so it is guarded as well."""
+        text = self._protected(lambda: str(error))
+        return f": {text[:MAX_TEXT]}" if text else ""
+
+    def _trace_of(self, error: BaseException) -> str:
+        lines = self._protected(lambda: "".join(traceback.format_exception(error, limit=-20)))
+        return lines[-MAX_TEXT:]
+
+    def _protected(self, make: Callable[[], str]) -> str:
+        self._started_cpu, self._started_wall = self._cpu_ns(), self._clock_ns()
+        try:
+            try:
+                self._inside = True
+                return make()
+            finally:
+                self._inside = False
+        except BaseException:  # nothing the policy's exception does may leave the guard
+            self._inside = False
+            self._calm()
+            return ""
+        finally:
+            self._ticks = 0

@@ -1,0 +1,288 @@
+"""The scheduler's state and the moves on it that keep rows, blocks, queue and lifecycle together.
+
+Nothing here decides; nothing outside changes a block, a row or a state. Every way out of running goes
+through `_vacate`, so blocks come back exactly once, whatever ends a sequence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from kvyard.core.columns import RowColumns
+from kvyard.core.host_pool import HostPool
+from kvyard.core.lifecycle import Event, State
+from kvyard.core.plan import IntArray, Limits, SequenceSpec, TokenArray
+from kvyard.core.pool import BlockPool
+from kvyard.core.prefix import DigestChain, PrefixIndex
+from kvyard.core.queue import WaitingQueue
+from kvyard.core.sequence import NO_ROW, SequenceState
+from kvyard.core.snapshot import View
+
+
+class NeverFits(ValueError):
+    """A sequence that this engine can never hold; the text names the limit."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Counters since the start; policies read them through the snapshot."""
+
+    preempted: int = 0
+    finished: int = 0
+    admitted: int = 0
+    decode_steps: int = 0
+    last_prefill: int = -1
+
+
+class Ledger:
+    """All sequences that are not finished, and what they hold."""
+
+    def __init__(self, limits: Limits, salt: bytes) -> None:
+        self.limits = limits
+        self.max_running = limits.max_running
+        self.max_step_tokens = limits.max_step_tokens
+        self.block_size = limits.block_size
+        self.index = PrefixIndex(limits.blocks) if limits.prefix_cache else None
+        self.pool = BlockPool(limits.blocks, self.index)
+        self.host = HostPool(limits.swap_blocks)
+        self.cols = RowColumns(limits)
+        self.queue = WaitingQueue()
+        self.sequences: dict[int, SequenceState] = {}
+        self.count = Tally()
+        self.step = 0
+        self.now = 0.0
+        self.prompts = 0
+        """Running sequences whose prompt is not wholly computed."""
+        self.swapped = 0
+        self.contents = False
+        """Tokens are known, not lengths alone."""
+        self._chain = DigestChain(salt)
+        self._views: tuple[View, ...] | None = None
+
+    # ---- arrival and end ------------------------------------------------------------------------------------
+
+    def add(self, spec: SequenceSpec) -> SequenceState:
+        """Take up a sequence; it waits. Raises NeverFits, or ValueError for an id that is already there."""
+        if spec.id in self.sequences:
+            raise ValueError(f"sequence {spec.id} is already there")
+        self._check_fits(spec)
+        seq = SequenceState(spec, _contents(spec))
+        seq.view = View(self, seq)
+        self.contents = self.contents or seq.tokens is not None
+        if self.index is not None:
+            seq.root = self._chain.root(spec.tenant, spec.cache_salt)
+        self.sequences[spec.id] = seq
+        self.queue.arrive(seq)
+        return seq
+
+    def _check_fits(self, spec: SequenceSpec) -> None:
+        emitted = 0 if spec.emitted is None else len(spec.emitted)
+        if spec.prompt_len < 1 or spec.max_new < 1 or emitted >= spec.max_new:
+            raise NeverFits(
+                f"a sequence has at least one prompt token and one output token to come, not"
+                f" {spec.prompt_len} and {spec.max_new - emitted}"
+            )
+        if spec.prompt is not None and len(spec.prompt) != spec.prompt_len:
+            raise ValueError(f"the prompt has {len(spec.prompt)} tokens, not {spec.prompt_len}")
+        length = spec.prompt_len + spec.max_new
+        if length > self.limits.max_model_len:
+            raise NeverFits(f"needs {length} tokens and a sequence may hold {self.limits.max_model_len}")
+        blocks = self.blocks_for(length - 1)
+        if blocks > self.pool.blocks:
+            raise NeverFits(f"needs {blocks} KV blocks and the pool has {self.pool.blocks}")
+
+    def finish(self, seq: SequenceState) -> None:
+        """End a sequence from any state; what it holds is free at once."""
+        if seq.row != NO_ROW:
+            self._vacate(seq, keep_tokens=False)
+            self.cols.close_ranks()
+        else:
+            self.queue.remove(seq)
+            self._drop_host(seq)
+        self._end(seq)
+
+    def finish_rows(self, rows: IntArray) -> list[SequenceState]:
+        """End many running sequences at once, as `finish` would."""
+        ended = [self.cols.owner_of(row) for row in rows.tolist()]
+        for seq in ended:
+            self._vacate(seq, keep_tokens=False)
+            self._end(seq)
+        self.cols.close_ranks()
+        return ended
+
+    def _end(self, seq: SequenceState) -> None:
+        seq.move(Event.FINISH)
+        seq.tokens = None
+        del self.sequences[seq.id]
+        self.count.finished += 1
+
+    # ---- running and waiting --------------------------------------------------------------------------------
+
+    def enter(self, seq: SequenceState, hits: list[int], blocks: int) -> int:
+        """Give `seq` a row with the cached blocks `hits` and `blocks` new ones; it still stands in the queue.
+
+        The caller takes it out of the queue and appends the row to the order, for many at once.
+        """
+        if hits:
+            self.pool.share(hits)
+        computed = seq.computed if seq.state is State.SWAPPED else len(hits) * self.block_size
+        seq.published = len(hits)
+        row = self.cols.enter(seq, hits + self.pool.take(blocks), computed, self.step)
+        # What comes back from the host with one token to go is a decode, not a prompt.
+        if seq.state is State.SWAPPED and seq.total - computed == 1:
+            self.cols.prompt[row] = False
+        else:
+            self.prompts += 1
+        self.swapped -= seq.state is State.SWAPPED
+        seq.move(Event.ADMIT)
+        seq.admitted_step = self.step
+        self._views = None
+        return row
+
+    def leave(self, seq: SequenceState, event: Event) -> None:
+        """A running sequence gives up its row and its blocks and waits; the caller requeues it."""
+        self._vacate(seq, keep_tokens=True)
+        self.cols.close_ranks()
+        seq.move(event)
+        if seq.state is State.SWAPPED:
+            self.swapped += 1
+        else:
+            seq.computed = 0
+
+    def _vacate(self, seq: SequenceState, *, keep_tokens: bool) -> None:
+        self.pool.release(self.cols.table(seq.row))
+        self.prompts -= bool(self.cols.prompt[seq.row])
+        self.cols.vacate(seq, keep_tokens)
+        seq.published = 0
+        self._views = None
+
+    def _drop_host(self, seq: SequenceState) -> None:
+        if seq.state is State.SWAPPED:
+            self.swapped -= 1
+        if seq.host:
+            self.host.release(seq.host)
+            seq.host = []
+
+    def lose_host(self, seq: SequenceState) -> None:
+        """The host copy of a swapped sequence cannot be trusted: it computes its tokens again."""
+        self._drop_host(seq)
+        seq.move(Event.LOSE_HOST)
+        seq.computed = 0
+
+    def append(self, rows: list[int]) -> None:
+        """These rows run from now on, behind the others."""
+        self.cols.append(rows)
+        self._views = None
+
+    @property
+    def running(self) -> int:
+        """Running sequences."""
+        return len(self.cols.order)
+
+    def views(self) -> tuple[View, ...]:
+        """Views of the running sequences in order of admission."""
+        if self._views is None:
+            owner = self.cols.owner_of
+            self._views = tuple([owner(row).view for row in self.cols.order.tolist()])
+        return self._views
+
+    # ---- blocks ---------------------------------------------------------------------------------------------
+
+    def blocks_for(self, tokens: int) -> int:
+        """Blocks that hold `tokens` tokens."""
+        return -(-tokens // self.block_size)
+
+    def grow(self, row: int, count: int) -> None:
+        """`count` more blocks for one row; there are as many free."""
+        held = self.cols.block_count(row)
+        self.cols.tables[row, held : held + count] = self.pool.take(count)
+        self.cols.capacity[row] = (held + count) * self.block_size
+
+    def grow_each(self, rows: IntArray) -> None:
+        """One more block for each of `rows`; there are as many free."""
+        capacity = self.cols.capacity
+        self.cols.tables[rows, capacity[rows] // self.block_size] = self.pool.take(len(rows))
+        capacity[rows] += self.block_size
+
+    # ---- prefix cache ---------------------------------------------------------------------------------------
+
+    def hits(self, seq: SequenceState) -> list[int]:
+        """Cached blocks that `seq`, which waits, could share now; at least one token stays to be computed."""
+        index = self.index
+        if index is None or seq.state is State.SWAPPED or seq.tokens is None:
+            return []
+        found: list[int] = []
+        for number in range((seq.total - 1) // self.block_size):
+            block = index.find(self._digest(seq, number, seq.tokens))
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def _digest(self, seq: SequenceState, number: int, tokens: TokenArray) -> bytes:
+        """Digest of the `number`-th block of `seq`; made once, in order, when first asked for."""
+        digests, size = seq.digests, self.block_size
+        while len(digests) <= number:
+            at = len(digests)
+            parent = digests[-1] if digests else seq.root
+            digests.append(self._chain.next(parent, tokens[at * size : (at + 1) * size].tobytes()))
+        return digests[number]
+
+    def publish(self, seq: SequenceState, upto: int) -> int:
+        """Let others find the full blocks up to token `upto` of a running sequence.
+
+        This happens when the tokens are granted: a later newcomer of the same step may share them, since a
+        step writes the KV of all its tokens before any of them is read. Returns how many were published
+        before.
+        """
+        before, last = seq.published, upto // self.block_size
+        if self.index is None or seq.tokens is None or last <= before:
+            return before
+        row = seq.row
+        tokens = self.cols.tokens[row]
+        for number, block in enumerate(self.cols.tables[row, before:last].tolist(), before):
+            self.index.publish(block, self._digest(seq, number, tokens))
+        seq.published = last
+        return before
+
+    def unpublish(self, seq: SequenceState, keep: int) -> None:
+        """Take back all but the first `keep` published blocks: they will not be computed after all."""
+        if self.index is None:
+            return
+        for block in self.cols.tables[seq.row, keep : seq.published].tolist():
+            self.index.forget(block)
+        seq.published = keep
+
+    # ---- checking -------------------------------------------------------------------------------------------
+
+    def audit(self) -> list[str]:
+        """Every broken invariant in words; empty when all is well. Costs a walk over everything."""
+        cols = self.cols
+        running = [seq for seq in self.sequences.values() if seq.row != NO_ROW]
+        faults = self.pool.audit(cols.table(seq.row) for seq in running)
+        if sorted(seq.row for seq in running) != sorted(cols.order.tolist()):
+            faults.append("the order of running differs from the rows in use")
+        if any(seq.state is not State.RUNNING for seq in running):
+            faults.append("a sequence with a row does not run")
+        waiting = set(self.queue)
+        if waiting | set(running) != set(self.sequences.values()) or waiting & set(running):
+            faults.append("a sequence is neither running nor waiting, or both")
+        if len(waiting) != len(self.queue):
+            faults.append("the queue's length is wrong")
+        if self.prompts != int(np.count_nonzero(cols.prompt & cols.live)):
+            faults.append("the count of running prompts is wrong")
+        if self.swapped != sum(seq.state is State.SWAPPED for seq in waiting):
+            faults.append("the count of swapped sequences is wrong")
+        if sum(len(seq.host) for seq in self.sequences.values()) != self.host.used:
+            faults.append("host blocks are lost or held twice")
+        return faults
+
+
+def _contents(spec: SequenceSpec) -> TokenArray | None:
+    """Prompt and emitted tokens in one array of their own, or None where only lengths count."""
+    if spec.prompt is None:
+        return None
+    parts = [spec.prompt] if spec.emitted is None else [spec.prompt, spec.emitted]
+    return np.concatenate(parts).astype(np.int32, copy=False)

@@ -1,0 +1,127 @@
+"""What the phases of a step do to sequences: place tokens, preempt, take back. Ledger and step change together."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from kvyard.core.ledger import Ledger
+from kvyard.core.lifecycle import Event
+from kvyard.core.plan import BlockCopy, IntArray
+from kvyard.core.sequence import SequenceState
+from kvyard.core.step import StepState
+from kvyard.link.record import Preemption
+
+
+class Moves:
+    """Moves within the step under way."""
+
+    def __init__(self, ledger: Ledger, step: StepState) -> None:
+        self.ledger = ledger
+        self.step = step
+
+    # ---- placing --------------------------------------------------------------------------------------------
+
+    def place_decodes(self, rows: IntArray) -> None:
+        """One token for each of these decoding rows; their blocks are there."""
+        step, cols, count = self.step, self.ledger.cols, len(rows)
+        cols.granted[rows] = 1
+        cols.placed_step[rows] = self.ledger.step
+        step.pick_all(rows)
+        step.placed += count
+        step.decodes += count
+        step.left -= count
+        if self.ledger.index is not None:
+            total = cols.total[rows]
+            for row in rows[total % self.ledger.block_size == 0].tolist():
+                self._publish(cols.owner_of(row), int(cols.total[row]))
+
+    def place_chunk(self, seq: SequenceState, tokens: int) -> None:
+        """`tokens` of a prompt; its blocks are there."""
+        step, ledger, row = self.step, self.ledger, seq.row
+        ledger.cols.granted[row] = tokens
+        ledger.cols.placed_step[row] = ledger.step
+        step.pick(row)
+        step.placed += 1
+        step.left -= tokens
+        if ledger.cols.prompt[row]:
+            step.left_prompts -= tokens
+            ledger.count.last_prefill = ledger.step
+        else:
+            step.decodes += 1
+        self._publish(seq, int(ledger.cols.computed[row]) + tokens)
+
+    def _publish(self, seq: SequenceState, upto: int) -> None:
+        before = self.ledger.publish(seq, upto)
+        if seq.published > before:
+            self.step.fresh.setdefault(seq, before)
+
+    # ---- preempting -----------------------------------------------------------------------------------------
+
+    def may_preempt(self, seq: SequenceState) -> bool:
+        """Whether `seq` can give way: it runs, and no newcomer of this step builds on what it computes in it."""
+        if seq.row < 0:
+            return False
+        before = self.step.fresh.get(seq)
+        if before is None:
+            return True
+        refs = self.ledger.pool.refs
+        fresh = self.ledger.cols.tables[seq.row, before : seq.published].tolist()
+        return all(refs[block] == 1 for block in fresh)
+
+    def preempt(self, seq: SequenceState, by: SequenceState, cause: str, how: str, front: bool) -> None:
+        """Take `seq` out of running and out of the plan; it waits again when the phase ends."""
+        step, ledger = self.step, self.ledger
+        self._take_back(seq)
+        event, tokens = self._save(seq, how)
+        ledger.leave(seq, event)
+        seq.preemptions += 1
+        ledger.count.preempted += 1
+        step.requeue.append((seq, front))
+        step.preempted.append(seq.id)
+        way = "swap" if event is Event.SWAP_OUT else "recompute"
+        step.preemptions.append(Preemption(seq.id, by.id, cause, way, tokens))
+
+    def _take_back(self, seq: SequenceState) -> None:
+        """What was placed for `seq` in this step goes back to the budget, and its fresh blocks lose their names."""
+        step, cols, row = self.step, self.ledger.cols, seq.row
+        granted = int(cols.granted[row])
+        if granted:
+            step.placed -= 1
+            step.left += granted
+            if cols.prompt[row]:
+                step.left_prompts += granted
+            else:
+                step.decodes -= 1
+            cols.granted[row] = 0
+        before = step.fresh.pop(seq, None)
+        if before is not None:
+            self.ledger.unpublish(seq, before)
+        step.admitted.pop(seq, None)
+
+    def _save(self, seq: SequenceState, how: str) -> tuple[Event, int]:
+        """Keep the victim's KV in the host pool if it is wanted and possible; the tokens kept or lost."""
+        ledger, step = self.ledger, self.step
+        computed = int(ledger.cols.computed[seq.row])
+        if seq in step.copies_in:  # it came from the host in this step: its copy there is still whole
+            del step.copies_in[seq]
+            seq.host = step.withdrawals.pop(seq)
+            seq.computed = computed
+            return Event.SWAP_OUT, computed
+        newcomer = step.withdrawals.pop(seq, None) is not None
+        # What a newcomer shares may be computed in this very step, after the copies: it cannot be saved.
+        if how != "swap" or newcomer or not computed:
+            return Event.PREEMPT, computed
+        blocks = ledger.blocks_for(computed)
+        host = ledger.host.take(blocks)
+        if host is None:
+            return Event.PREEMPT, computed
+        seq.host, seq.computed = host, computed
+        source = ledger.cols.tables[seq.row, :blocks].astype(np.int64)
+        step.copies_out[seq] = BlockCopy(seq.id, "out", source, np.array(host, np.int64))
+        return Event.SWAP_OUT, computed
+
+    def flush(self) -> None:
+        """The phase ends: those preempted in it join the queue."""
+        for seq, front in self.step.requeue:
+            self.ledger.queue.requeue(seq, front=front)
+        self.step.requeue.clear()

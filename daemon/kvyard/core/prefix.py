@@ -1,0 +1,79 @@
+"""The prefix cache: which block holds which content, named by a chain of digests.
+
+A block's digest covers all tokens up to its end, so equal digests mean equal prefixes. The chain is
+BLAKE2b keyed with a secret of this start, so nobody can prepare a collision, and it begins with the tenant
+and the request's cache salt, each with its length, so no two of them can be mistaken for one another.
+"""
+
+from __future__ import annotations
+
+from hashlib import blake2b
+
+DIGEST_BYTES = 16
+
+
+class DigestChain:
+    """Digests of prefixes. `salt` is secret and new with every start of the engine (at most 64 bytes)."""
+
+    def __init__(self, salt: bytes) -> None:
+        self._salt = salt
+
+    def root(self, tenant: str, cache_salt: str) -> bytes:
+        """Where the chain of a request begins: only the same tenant with the same salt shares it."""
+        fields = [field.encode("utf-8", "surrogatepass") for field in (tenant, cache_salt)]
+        text = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
+        return blake2b(text, digest_size=DIGEST_BYTES, key=self._salt, person=b"kvyard-root").digest()
+
+    def next(self, parent: bytes, tokens: bytes) -> bytes:
+        """Digest of the block with these `tokens` (int32, whole block) behind `parent`."""
+        return blake2b(parent + tokens, digest_size=DIGEST_BYTES, key=self._salt).digest()
+
+
+class PrefixIndex:
+    """Digest to block, and back. Duplicates of one digest live side by side; the oldest is found."""
+
+    def __init__(self, blocks: int) -> None:
+        self.digests: list[bytes | None] = [None] * blocks
+        self.evicted = 0
+        # An int where one block has the digest (nearly always), a dictionary as ordered set otherwise.
+        self._blocks: dict[bytes, int | dict[int, None]] = {}
+
+    def find(self, digest: bytes) -> int | None:
+        """A block with this content."""
+        found = self._blocks.get(digest)
+        return next(iter(found)) if isinstance(found, dict) else found
+
+    def publish(self, block: int, digest: bytes) -> None:
+        """From now on `block` can be found; a block that already has a name keeps it."""
+        if self.digests[block] is not None:
+            return
+        self.digests[block] = digest
+        found = self._blocks.setdefault(digest, block)
+        if isinstance(found, dict):
+            found[block] = None
+        elif found != block:
+            self._blocks[digest] = {found: None, block: None}
+
+    def forget(self, block: int) -> None:
+        """`block` is about to be overwritten, or was never filled. Does nothing to a block without a name."""
+        digest = self.digests[block]
+        if digest is None:
+            return
+        self.digests[block] = None
+        self.evicted += 1
+        found = self._blocks[digest]
+        if isinstance(found, dict):
+            del found[block]
+            if len(found) == 1:
+                self._blocks[digest] = next(iter(found))
+        else:
+            del self._blocks[digest]
+
+    def audit(self) -> list[str]:
+        """Every broken invariant in words."""
+        listed: dict[int, bytes] = {}
+        for digest, found in self._blocks.items():
+            for block in found if isinstance(found, dict) else (found,):
+                listed[block] = digest
+        named = {block: digest for block, digest in enumerate(self.digests) if digest is not None}
+        return [] if listed == named else ["the prefix index and the blocks' digests differ"]

@@ -1,0 +1,209 @@
+"""The waiting queue: in the order of arrival, or in the order of the admission policy's key.
+
+Keys are evaluated when a sequence joins, never per step. A new order over a long queue is built beside the
+old one in slices (`Reorder`) and put in its place when it is complete, so that no step pays for it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from kvyard.core.guard import Fault
+from kvyard.core.sequence import SequenceState
+from kvyard.policy.base import OrderKey
+
+KeyOf = Callable[[SequenceState], OrderKey]
+Entry = tuple[OrderKey, int, SequenceState]
+BUCKET = 512
+"""Entries of a bucket before it is split: small enough to shift, large enough to have few buckets."""
+
+
+class SortedEntries:
+    """Sorted entries in buckets, so that joining and leaving cost the same at any length."""
+
+    def __init__(self) -> None:
+        self._buckets: list[list[Entry]] = []
+        self._size = 0
+
+    def __len__(self) -> int:
+        return self._size
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        return (entry[2] for bucket in self._buckets for entry in bucket)
+
+    def _place(self, entry: Entry) -> int:
+        """Index of the bucket for `entry`."""
+        low, high = 0, len(self._buckets) - 1
+        while low < high:
+            middle = (low + high) // 2
+            if self._buckets[middle][-1] < entry:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def add(self, entry: Entry) -> None:
+        """Insert in order; keys and arrival numbers together are unique."""
+        self._size += 1
+        if not self._buckets:
+            self._buckets.append([entry])
+            return
+        at = self._place(entry)
+        bucket = self._buckets[at]
+        insort(bucket, entry)
+        if len(bucket) > BUCKET:
+            self._buckets[at : at + 1] = [bucket[: BUCKET // 2], bucket[BUCKET // 2 :]]
+
+    def remove(self, entry: Entry) -> None:
+        """Raises KeyError when it is not there."""
+        at = self._place(entry) if self._buckets else 0
+        bucket = self._buckets[at] if self._buckets else []
+        index = bisect_left(bucket, entry)
+        if index == len(bucket) or bucket[index][2] is not entry[2]:
+            raise KeyError(entry[2].id)
+        del bucket[index]
+        self._size -= 1
+        if not bucket:
+            del self._buckets[at]
+
+
+class WaitingQueue:
+    """Who waits, in which order."""
+
+    def __init__(self, key: KeyOf | None = None) -> None:
+        self._key = key
+        self._line: OrderedDict[SequenceState, None] = OrderedDict()
+        """The order of arrival, requeued ones at either end; without a key this is the queue."""
+        self._sorted: SortedEntries | None = SortedEntries() if key else None
+        self._fresh: OrderedDict[SequenceState, None] = OrderedDict()
+        """Arrived since the last `settle`, their keys not yet asked for."""
+        self._reorder: Reorder | None = None
+
+    def __len__(self) -> int:
+        return len(self._line) + len(self._fresh)
+
+    def __iter__(self) -> Iterator[SequenceState]:
+        """In order; those that came since the last `settle` stand at the end."""
+        settled: Iterator[SequenceState] = iter(self._line) if self._sorted is None else iter(self._sorted)
+        yield from settled
+        yield from self._fresh
+
+    @property
+    def keyed(self) -> bool:
+        """A key decides, not the order of arrival."""
+        return self._sorted is not None
+
+    def arrive(self, seq: SequenceState) -> None:
+        """A new sequence; its key is asked for at the next `settle`, where policy code may run."""
+        if self._sorted is None and self._reorder is None:
+            self._line[seq] = None
+        else:
+            self._fresh[seq] = None
+
+    @property
+    def unsettled(self) -> int:
+        """Sequences whose keys are not yet asked for."""
+        return len(self._fresh)
+
+    def settle(self) -> None:
+        """Put those that arrived in their places. Whatever the key raises passes through, nothing lost."""
+        while self._fresh:
+            seq = next(iter(self._fresh))
+            self._join(seq, front=False)
+            del self._fresh[seq]
+
+    def requeue(self, seq: SequenceState, *, front: bool) -> None:
+        """A sequence that ran waits again; a key overrules `front`."""
+        self._join(seq, front=front)
+
+    def _join(self, seq: SequenceState, *, front: bool) -> None:
+        if self._sorted is not None and self._key is not None:
+            key = self._key(seq)
+            seq.key = key
+            self._sorted.add((key, seq.arrival, seq))
+        self._line[seq] = None
+        if front:
+            self._line.move_to_end(seq, last=False)
+        if self._reorder is not None:
+            self._reorder.add(seq)
+
+    def remove(self, seq: SequenceState) -> None:
+        """Take a sequence out: it was admitted or it ended. Raises KeyError when it does not wait."""
+        if seq in self._fresh:
+            del self._fresh[seq]
+            return
+        del self._line[seq]
+        if self._sorted is not None:
+            self._sorted.remove((seq.key, seq.arrival, seq))
+        if self._reorder is not None:
+            self._reorder.discard(seq)
+
+    def reorder(self, key: KeyOf | None) -> Reorder:
+        """Begin a new order beside the present one; `adopt` puts it in place."""
+        self._reorder = Reorder(key, self._line)
+        return self._reorder
+
+    def abandon_reorder(self) -> None:
+        """The change was called off; the present order stands."""
+        self._reorder = None
+
+    @property
+    def reordering(self) -> Reorder | None:
+        """The new order in the making."""
+        return self._reorder
+
+    def adopt(self, built: Reorder) -> None:
+        """Put a complete new order in place."""
+        if not built.complete:
+            raise RuntimeError("the new order is not complete")
+        self._reorder = None
+        self._key = built.key
+        self._sorted = None
+        if built.key is not None:
+            self._sorted = built.entries
+            for seq, key in built.keys.items():
+                seq.key = key
+
+
+class Reorder:
+    """A new order of the queue in the making."""
+
+    def __init__(self, key: KeyOf | None, line: OrderedDict[SequenceState, None]) -> None:
+        self.key = key
+        self.fault: Fault | None = None
+        """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""
+        self.keys: dict[SequenceState, OrderKey] = {}
+        self.entries = SortedEntries()
+        self._todo: OrderedDict[SequenceState, None] = OrderedDict() if key is None else OrderedDict(line)
+
+    @property
+    def complete(self) -> bool:
+        """Every waiting sequence has its place."""
+        return not self._todo and self.fault is None
+
+    def advance(self, count: int) -> None:
+        """Place up to `count` more; see `fault`."""
+        for seq in list(islice(self._todo, count)):
+            self.add(seq)
+
+    def add(self, seq: SequenceState) -> None:
+        """Place one sequence: one of the queue's, or one that joined in the meantime."""
+        if self.key is not None and self.fault is None:
+            try:
+                key = self.key(seq)
+            except Fault as fault:
+                self.fault = fault
+                return
+            self.keys[seq] = key
+            self.entries.add((key, seq.arrival, seq))
+        self._todo.pop(seq, None)
+
+    def discard(self, seq: SequenceState) -> None:
+        """A sequence left the queue in the meantime."""
+        self._todo.pop(seq, None)
+        key = self.keys.pop(seq, None)
+        if key is not None:
+            self.entries.remove((key, seq.arrival, seq))

@@ -1,0 +1,91 @@
+"""A sequence as the core keeps it. While it runs, its lengths live in the columns, under its row."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvyard.core.lifecycle import Event, State, after
+from kvyard.core.plan import SequenceSpec, TokenArray
+
+if TYPE_CHECKING:
+    from kvyard.core.snapshot import View
+    from kvyard.policy.base import OrderKey
+
+NO_ROW = -1
+
+
+class SequenceState:
+    """One sequence from its arrival to its end."""
+
+    __slots__ = (
+        "admissions",
+        "admitted_step",
+        "arrival",
+        "arrived",
+        "computed",
+        "deadline",
+        "digests",
+        "host",
+        "id",
+        "key",
+        "max_new",
+        "preemptions",
+        "priority",
+        "prompt_len",
+        "published",
+        "reason",
+        "request",
+        "root",
+        "row",
+        "short",
+        "state",
+        "tenant",
+        "tokens",
+        "total",
+        "view",
+    )
+
+    view: View
+    root: bytes
+    """Start of its digest chain."""
+
+    def __init__(self, spec: SequenceSpec, tokens: TokenArray | None) -> None:
+        self.id = spec.id
+        self.request = spec.request
+        self.arrival = spec.arrival
+        self.arrived = spec.arrived
+        self.priority = spec.priority
+        self.tenant = spec.tenant
+        self.deadline = spec.deadline
+        self.prompt_len = spec.prompt_len
+        self.max_new = spec.max_new
+        self.state = State.WAITING
+        self.row = NO_ROW
+        self.tokens = tokens
+        """Prompt and output so far while it has no row; None where only lengths count."""
+        self.total = spec.prompt_len + (0 if spec.emitted is None else len(spec.emitted))
+        """Prompt and output tokens, valid while it has no row."""
+        self.computed = 0
+        """Tokens whose KV is kept, valid while it has no row."""
+        self.digests: list[bytes] = []
+        self.published = 0
+        """Blocks of its table that the prefix index knows."""
+        self.host: list[int] = []
+        """Host blocks that hold its KV."""
+        self.key: OrderKey = ()
+        self.preemptions = 0
+        self.admissions = 0
+        self.admitted_step = -1
+        self.reason = ""
+        """Why it waits, when that is its own reason and not the whole queue's."""
+        self.short = 0
+        """Blocks that were missing when it was last refused."""
+
+    def move(self, event: Event) -> None:
+        """Go where the lifecycle table says. Raises IllegalTransition."""
+        self.state = after(self.state, event)
+
+    @property
+    def limit(self) -> int:
+        """Prompt and output tokens at its longest."""
+        return self.prompt_len + self.max_new

@@ -1,0 +1,246 @@
+"""Changing policies while requests run: states, and what happens at each step boundary.
+
+    adopting --> ordering --> done
+        |            |
+        +--> refused <+
+
+A candidate first takes over the live requests in slices, then the queue's new order is built beside the old
+one in slices, and then it is put in charge by assigning a pointer, which cannot fail. Until that moment the
+old policy decides everything; whatever the candidate raises before refuses the change with nothing changed.
+A small change is over within the call that begins it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+from itertools import islice
+
+from kvyard.core.advice import Advice, PolicySet, Traits
+from kvyard.core.guard import Fault
+from kvyard.core.ledger import Ledger
+from kvyard.core.queue import Reorder
+from kvyard.core.sequence import SequenceState
+from kvyard.policy.base import KINDS, Kind, Policy
+from kvyard.policy.params import ParamError, Value
+
+SLICE_NS = 500_000
+"""Most time a change may take at one boundary."""
+CHUNK = 64
+"""Sequences handled between two looks at the clock."""
+
+
+class SwapState(Enum):
+    """How far a change of policies is."""
+
+    ADOPTING = "adopting"
+    ORDERING = "ordering"
+    DONE = "done"
+    REFUSED = "refused"
+
+
+TRANSITIONS: Mapping[SwapState, frozenset[SwapState]] = {
+    SwapState.ADOPTING: frozenset({SwapState.ORDERING, SwapState.REFUSED}),
+    SwapState.ORDERING: frozenset({SwapState.DONE, SwapState.REFUSED}),
+    SwapState.DONE: frozenset(),
+    SwapState.REFUSED: frozenset(),
+}
+
+
+class SwapBusy(RuntimeError):
+    """Another change is under way; one at a time."""
+
+
+@dataclass(slots=True)
+class SwapTicket:
+    """A change of policies under way or over; the engine answers the operator when it is `over`."""
+
+    previous: PolicySet
+    wanted: PolicySet
+    state: SwapState = SwapState.ADOPTING
+    code: str = ""
+    error: str = ""
+    step: int = -1
+    """The first step that the new policies decide."""
+    changes: Mapping[Kind, Policy] = field(default_factory=dict)
+    names: Mapping[Kind, str] = field(default_factory=dict)
+    discipline: str | None = None
+    reorders: bool = False
+    """The order of the queue may change."""
+
+    @property
+    def over(self) -> bool:
+        """Done or refused."""
+        return not TRANSITIONS[self.state]
+
+    @property
+    def ok(self) -> bool:
+        """The new policies are in charge."""
+        return self.state is SwapState.DONE
+
+    def move(self, state: SwapState) -> None:
+        """Go where the table says."""
+        if state not in TRANSITIONS[self.state]:
+            raise RuntimeError(f"a change of policies cannot go from {self.state.value} to {state.value}")
+        self.state = state
+
+
+class Swapper:
+    """Carries out one change at a time."""
+
+    def __init__(self, advice: Advice, ledger: Ledger, clock_ns: Callable[[], int]) -> None:
+        self._advice = advice
+        self._ledger = ledger
+        self._clock_ns = clock_ns
+        self._ticket: SwapTicket | None = None
+        self._traits: Traits | None = None
+        self._adopt: list[tuple[Kind, Policy]] = []
+        self._todo: list[SequenceState] = []
+        self._seen = 0
+        self._order: Reorder | None = None
+
+    @property
+    def busy(self) -> bool:
+        """A change is under way."""
+        return self._ticket is not None
+
+    def describe(self) -> dict[str, str]:
+        """For the operator's dump."""
+        ticket = self._ticket
+        return {} if ticket is None else {"state": ticket.state.value, **{k: ticket.wanted.name(k) for k in KINDS}}
+
+    def begin(self, changes: Mapping[Kind, Policy], names: Mapping[Kind, str], discipline: str | None) -> SwapTicket:
+        """Begin a change and do its first slice. Raises SwapBusy, ValueError for a policy of the wrong kind."""
+        if self._ticket is not None:
+            raise SwapBusy("another change of policies is under way; try again when it is over")
+        for kind, policy in changes.items():
+            if kind not in KINDS or getattr(type(policy), "kind", None) != kind:
+                raise ValueError(f"{type(policy).__name__} is no {kind} policy")
+        old = self._advice.policies
+        wanted = old.replaced(dict(changes), dict(names), discipline)
+        ticket = SwapTicket(
+            old, wanted, changes=changes, names=names, discipline=discipline, reorders="admission" in changes
+        )
+        self._ticket = ticket
+        self._adopt = [(kind, policy) for kind, policy in changes.items() if type(policy).adopt is not Policy.adopt]
+        self._todo = list(self._ledger.sequences.values()) if self._adopt else []
+        self._seen = 0
+        with self._advice.guard.armed():
+            self.advance()
+        return ticket
+
+    def set_params(self, kind: Kind, values: Mapping[str, Value]) -> SwapTicket:
+        """Change live parameters, and the queue's order with them. Raises ParamError, SwapBusy, Fault."""
+        if self._ticket is not None:
+            raise SwapBusy("another change of policies is under way; try again when it is over")
+        advice = self._advice
+        policy = advice.policies.get(kind)
+        refused: list[ParamError] = []
+
+        def change(values: Mapping[str, Value]) -> None:
+            try:
+                policy.set_params(values)
+            except ParamError as error:
+                refused.append(error)
+
+        with advice.guard.armed():
+            advice.guard.call(kind, _Caller(change), "change", lambda value: None, dict(values))
+            if refused:
+                raise refused[0]
+            ticket = SwapTicket(advice.policies, advice.policies, reorders=kind == "admission")
+            self._ticket, self._adopt, self._todo, self._seen = ticket, [], [], 0
+            self.advance()
+        return ticket
+
+    def advance(self) -> None:
+        """One slice of the change under way, at a step boundary and with the guard armed."""
+        ticket = self._ticket
+        if ticket is None:
+            return
+        deadline = self._clock_ns() + SLICE_NS
+        try:
+            if ticket.state is SwapState.ADOPTING and self._adopted(deadline):
+                self._traits = self._advice.read_traits(ticket.wanted)
+                self._begin_order(ticket)
+                ticket.move(SwapState.ORDERING)
+            if self._order is not None and self._ledger.queue.reordering is not self._order:
+                self._begin_order(ticket)  # an ejection in the meantime put the queue in another order
+            if ticket.state is SwapState.ORDERING and self._ordered(deadline):
+                self._commit(ticket)
+        except Fault as fault:
+            self._refuse(ticket, fault)
+
+    def _adopted(self, deadline: int) -> bool:
+        """Show the candidates the live requests; those that came in the meantime are shown by the last slice."""
+        while self._seen < len(self._todo):
+            part = [
+                seq.view
+                for seq in islice(self._todo, self._seen, self._seen + CHUNK)
+                if seq.id in self._ledger.sequences
+            ]
+            for kind, policy in self._adopt:
+                self._advice.guard.call(kind, policy, "adopt", lambda value: None, part)
+            self._seen += CHUNK
+            if self._seen >= len(self._todo):
+                known = set(self._todo)
+                self._todo += [seq for seq in self._ledger.sequences.values() if seq not in known]
+            if self._clock_ns() > deadline:
+                return self._seen >= len(self._todo)
+        return True
+
+    def _begin_order(self, ticket: SwapTicket) -> None:
+        self._order = None
+        if ticket.reorders:
+            self._ledger.queue.settle()
+            assert self._traits is not None
+            policy = ticket.wanted.admission
+            keyed = self._traits.keyed
+            self._order = self._ledger.queue.reorder(self._advice.key_of(policy) if keyed else None)
+
+    def _ordered(self, deadline: int) -> bool:
+        order = self._order
+        while order is not None and not order.complete:
+            order.advance(CHUNK)
+            if order.fault is not None:
+                raise order.fault
+            if self._clock_ns() > deadline:
+                return order.complete
+        return True
+
+    def _commit(self, ticket: SwapTicket) -> None:
+        assert self._traits is not None
+        if ticket.changes:  # on top of whatever is in charge now: a part may have been put out in the meantime
+            ticket.wanted = self._advice.policies.replaced(
+                dict(ticket.changes), dict(ticket.names), ticket.discipline
+            )
+        else:
+            ticket.wanted = self._advice.policies
+        self._advice.install(ticket.wanted, self._traits)
+        if self._order is not None:
+            self._order.key = self._advice.key if self._traits.keyed else None
+            self._ledger.queue.adopt(self._order)
+            self._advice.order_changed = False
+        ticket.step = self._ledger.step
+        ticket.move(SwapState.DONE)
+        self._clear()
+
+    def _refuse(self, ticket: SwapTicket, fault: Fault) -> None:
+        """The candidate failed before it was in charge: the old ones stay."""
+        self._ledger.queue.abandon_reorder()
+        ticket.code, ticket.error = fault.code, fault.message
+        if not ticket.changes:  # new parameters broke the policy in charge
+            self._advice.eject(fault)
+        ticket.move(SwapState.REFUSED)
+        self._clear()
+
+    def _clear(self) -> None:
+        self._ticket = self._traits = self._order = None
+        self._adopt, self._todo, self._seen = [], [], 0
+
+
+class _Caller(Policy):
+    """Lets the guard call a plain function."""
+
+    def __init__(self, change: Callable[[Mapping[str, Value]], None]) -> None:
+        self.change = change
