@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -259,7 +260,15 @@ class Daemon:
         return {"role": session.role}
 
     async def do_status(self, session: Session, params: dict[str, Any]) -> Status:
+        self._count()
         return self.status
+
+    def _count(self) -> None:
+        """The status counts the rows, as the daemon's does."""
+        counts = self.status.requests
+        waiting = [one for one in self.rows if one.state != "running"]
+        counts.running, counts.waiting = len(self.rows) - len(waiting), len(waiting)
+        counts.waiting_by_reason = dict(Counter(one.reason for one in waiting))
 
     async def do_requests(self, session: Session, params: dict[str, Any]) -> RequestPage:
         return RequestPage(len(self.rows), self.rows[: params.get("limit", 200)])
@@ -277,6 +286,7 @@ class Daemon:
                 await asyncio.sleep(interval)
                 if not self.silent:
                     self.alter()
+                    self._count()
                     data = msgspec.to_builtins(self.status)
                     session.send(Event("status", time.time(), data))
 

@@ -18,6 +18,7 @@ from textual.app import App, SystemCommand
 from textual.screen import Screen
 from textual.timer import Timer
 
+from kvyard_tui.dialogs.base import DIALOG_CSS
 from kvyard_tui.feed import Feed
 from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs
 from kvyard_tui.model import NOTICE_FOR, Notice, Shown, Yard
@@ -44,7 +45,7 @@ class TopApp(App[None]):
     """Holds the yard and the person's choices, and draws both."""
 
     TITLE = "kvyard"
-    CSS: ClassVar[str] = LAYOUT_CSS + TONE_CSS + ".tone--cursor { background: $primary 30%; text-style: bold; }"
+    CSS: ClassVar[str] = LAYOUT_CSS + DIALOG_CSS + TONE_CSS
     ENABLE_COMMAND_PALETTE = True
 
     def __init__(

@@ -19,7 +19,7 @@ class Glyphs:
     rule: str
     dot: str
     ladder: str
-    """Sparkline steps from lowest to highest."""
+    """Sparkline steps from lowest to highest; none is a whole cell, so that lines above each other stay apart."""
     running: str
     waiting: str
     preempted: str
@@ -37,7 +37,7 @@ class Glyphs:
 
 
 UNICODE = Glyphs(
-    used="█", cached="▒", free="·", full="━", prefill="╍", empty="─", rule="─", dot="·", ladder="▁▂▃▄▅▆▇█",
+    used="█", cached="▒", free="·", full="━", prefill="╍", empty="─", rule="─", dot="·", ladder="▁▂▃▄▅▆▇",
     running="▶", waiting="○", preempted="◀", swapped="◇", ready="●", busy="◐", failed="✖", paused="■",
     draining="▼", warning="▲", up="▲", down="▼", arrow="→", more="…",
 )  # fmt: skip

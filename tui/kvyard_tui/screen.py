@@ -19,7 +19,7 @@ from kvyard_tui.views.capacity import brief_lines, capacity
 from kvyard_tui.views.events import events_panel
 from kvyard_tui.views.header import banner, header, message
 from kvyard_tui.views.latency import latency
-from kvyard_tui.views.layout import mode, too_small
+from kvyard_tui.views.layout import TALL, mode, too_small
 from kvyard_tui.views.policies import policies, totals
 from kvyard_tui.views.requests import SORTS, requests_heading
 from kvyard_tui.widgets.panel import Panel
@@ -42,6 +42,8 @@ MainScreen { background: $background; }
 #filter { height: 1; border: none; padding: 0 1; background: $panel; display: none; }
 #brief, #small { display: none; }
 .-wide #side { display: block; }
+.-tall #policies, .-tall #heading { margin-top: 1; }
+.-tall #body { margin-top: 1; }
 .-compact #top, .-compact #policies, .-compact #totals { display: none; }
 .-compact #brief { display: block; }
 .-tiny #header, .-tiny #banner, .-tiny #body, .-tiny #message, .-tiny Footer { display: none; }
@@ -58,8 +60,15 @@ class MainScreen(Screen[None]):
         Binding("slash", "filter", "Filter", tooltip="Show only matching requests", key_display="/", id="filter"),
         Binding("s", "sort", "Sort", tooltip="Order the requests by the next column", id="sort"),
         Binding("S", "reverse", "Reverse", tooltip="Reverse the order", show=False, id="reverse"),
-        Binding("space", "freeze", "Freeze", tooltip="Hold the picture still, or let it go on", id="freeze"),
-        Binding("e", "events", "Events", tooltip="The event log in full", id="events"),
+        Binding(
+            "space",
+            "freeze",
+            "Freeze",
+            tooltip="Hold the picture still, or go on",
+            key_display="␣",
+            id="freeze",
+        ),
+        Binding("e", "events", "Events", tooltip="The event log in full", show=False, id="events"),
         Binding("enter", "details", "Details", tooltip="The selected request in full", show=False, id="details"),
         Binding("escape", "clear", "Clear", tooltip="Give up the selection, then the filter", show=False, id="clear"),
         Binding("w", "write", "Write", tooltip="Allow changes in this session, or forbid them again", id="write"),
@@ -121,6 +130,7 @@ class MainScreen(Screen[None]):
         wanted = mode(event.size.width, event.size.height)
         for name in ("tiny", "compact", "normal", "wide"):
             self.set_class(name == wanted, f"-{name}")
+        self.set_class(wanted in ("normal", "wide") and event.size.height >= TALL, "-tall")
         self.top.redraw()
 
     def show(self, shown: Shown) -> None:
@@ -148,16 +158,19 @@ class MainScreen(Screen[None]):
 
     def action_help(self) -> None:
         """Every key that is bound now."""
-        keys = [
-            (
-                self.app.get_key_display(known.binding),
-                known.binding.tooltip or known.binding.description,
-                known.enabled,
-            )
-            for known in self.active_bindings.values()
-            if known.binding.description and not known.binding.system
-        ]
-        self.app.push_screen(Reading("Keys", help_view(keys), self.top.shown()))
+        self.app.push_screen(Reading("Keys", help_view(self._keys()), self.top.shown()))
+
+    def _keys(self) -> list[tuple[str, str, bool]]:
+        """Keys, meaning and whether they work now: this screen's first, keys of one action together."""
+        found: dict[str, tuple[list[str], str, bool]] = {}
+        known = self.active_bindings.values()
+        for node in (self, self.table):
+            for entry in (entry for entry in known if entry.node is node):
+                binding = entry.binding
+                if binding.tooltip:  # those that Textual's own widgets bring have none
+                    keys, _, _ = found.setdefault(binding.action, ([], binding.tooltip, entry.enabled))
+                    keys.append(self.app.get_key_display(binding))
+        return [(" ".join(keys), text, enabled) for keys, text, enabled in found.values()]
 
     def action_events(self) -> None:
         """The event log in full."""

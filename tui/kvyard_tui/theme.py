@@ -48,4 +48,5 @@ TONE_CSS = """
 .tone--cached { color: $secondary; }
 .tone--free { color: $foreground 30%; }
 .tone--alarm { color: $background; background: $warning; text-style: bold; }
+.tone--cursor { background: $primary 30%; text-style: bold; }
 """

@@ -12,6 +12,30 @@ T = TypeVar("T")
 Result = TypeVar("Result")
 
 
+DIALOG_CSS = """
+Dialog { align: center middle; background: $background 60%; }
+Dialog > #box {
+    width: 76; max-width: 100%; height: auto; max-height: 100%;
+    background: $surface; border: round $primary; padding: 0 1;
+    border-title-color: $primary; border-title-style: bold;
+}
+Dialog Label { width: 1fr; height: auto; }
+Dialog .dim { color: $foreground 60%; }
+Dialog .good { color: $success; }
+Dialog .bad { color: $error; }
+Dialog Input { height: 1; border: none; padding: 0 1; background: $panel; }
+Dialog Input:focus { border: none; background: $panel; background-tint: $primary 20%; }
+Dialog OptionList { height: auto; max-height: 10; border: none; padding: 0; background: $surface; }
+Dialog #buttons { height: 1; margin-top: 1; align-horizontal: right; }
+Dialog Button { height: 1; min-width: 10; border: none; margin-left: 2; background: $panel; color: $foreground; }
+Dialog Button:focus { background: $primary; color: $background; text-style: bold; }
+Dialog Button.-error:focus { background: $error; color: $background; }
+Dialog Button:disabled { text-style: dim; }
+Reading.-large > #box { width: 96%; height: 94%; }
+"""
+"""Belongs to the application: a dialog's own defaults would yield to those of the widgets in it."""
+
+
 class Caller(Protocol):
     """Calls a method of the daemon with this user's full role. Raises ControlError."""
 
@@ -23,26 +47,6 @@ class Caller(Protocol):
 class Dialog(ModalScreen[Result]):
     """A box over the screen; leaving it with Escape gives None."""
 
-    DEFAULT_CSS: ClassVar[str] = """
-    Dialog { align: center middle; background: $background 60%; }
-    Dialog > #box {
-        width: 76; max-width: 100%; height: auto; max-height: 100%;
-        background: $surface; border: round $primary; padding: 0 1;
-        border-title-color: $primary; border-title-style: bold;
-    }
-    Dialog Label { width: 1fr; height: auto; }
-    Dialog .dim { color: $foreground 60%; }
-    Dialog .good { color: $success; }
-    Dialog .bad { color: $error; }
-    Dialog Input { height: 1; border: none; padding: 0 1; background: $panel; }
-    Dialog Input:focus { border: none; background: $panel; background-tint: $primary 20%; }
-    Dialog OptionList { height: auto; max-height: 10; border: none; padding: 0; background: $surface; }
-    Dialog #buttons { height: 1; margin-top: 1; align-horizontal: right; }
-    Dialog Button { height: 1; min-width: 10; border: none; margin-left: 2; background: $panel; color: $foreground; }
-    Dialog Button:focus { background: $primary; color: $background; text-style: bold; }
-    Dialog Button.-error:focus { background: $error; color: $background; }
-    Dialog Button:disabled { text-style: dim; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Cancel"),
         Binding("left", "app.focus_previous", "Previous button", show=False),

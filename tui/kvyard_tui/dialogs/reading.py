@@ -20,10 +20,6 @@ from kvyard_tui.widgets.panel import Panel, View
 class Reading(Dialog[None]):
     """A box with one view that stays up to date; Escape or `q` leaves."""
 
-    DEFAULT_CSS: ClassVar[str] = """
-    Reading > #box { padding: 0 1; }
-    Reading.-large > #box { width: 96%; height: 94%; }
-    """
     BINDINGS: ClassVar[list[BindingType]] = [Binding("q,enter", "leave", "Close")]
 
     def __init__(self, title: str, view: View, shown: Shown, *, large: bool = False) -> None:

@@ -54,6 +54,7 @@ class SwapDialog(ChangeDialog):
             choices.add_option(Option(f"unreadable: {clean(problem)}", disabled=True))
         if self._listed and self.focused is not None and self.focused.id == "cancel":
             choices.focus()
+            choices.action_first()
 
     def about(self, choice: str) -> str:
         """Its own description and where it comes from."""
@@ -66,6 +67,8 @@ class SwapDialog(ChangeDialog):
         given = parse_values(values)
         kind = row.kind
         before = in_charge(self._status, kind)
+        if before == row.name and not given:
+            raise ValueError(f"{kind} {row.name} is in charge now; give parameters to load it with other ones")
         text = f"{kind}: {before} → {row.name}"
         if given:
             text += " with " + " ".join(f"{name}={fmt.value(value)}" for name, value in given.items())
@@ -87,7 +90,7 @@ def in_charge(status: Status, kind: str) -> str:
 def option_text(row: PolicyRow) -> str:
     """One line of the list."""
     mark = "in charge" if row.active else ""
-    tail = f"cannot be used: {row.problem}" if row.problem else mark
+    tail = f"✖ {row.problem}" if row.problem else mark
     return clean(f"{fit(row.kind, 11)} {fit(row.name, 22)} {tail}").rstrip()
 
 

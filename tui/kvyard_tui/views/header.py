@@ -17,13 +17,13 @@ SLOW_STEP = 5.0
 def header(shown: Shown, width: int) -> list[Line]:
     """Who serves what, how it stands, and whether keys may change anything."""
     status = shown.yard.status
-    right = line(state(shown), "  ", badge(shown), " ")
+    right = line(state(shown), "  ", badge(shown))
     if status is None:
-        return [split_line(line((" kvyard", "strong"), (f"  {clean(shown.socket)}", "dim")), right, width)]
+        return [split_line(line(("kvyard", "strong"), (f"  {clean(shown.socket)}", "dim")), right, width)]
     model = status.model
     facts = f"  {clean(model.device)} {clean(model.dtype)}{' deterministic' if model.deterministic else ''}"
     up = f"  up {fmt.duration(status.uptime_s)}"
-    name = line((" kvyard", "strong"), "  ", (clean(model.id), ""))
+    name = line(("kvyard", "strong"), "  ", (clean(model.id), ""))
     if width >= 100:
         name = (*name, (facts, "dim"), (f"{up}  {clean(status.address)}", "dim"))
     elif width >= 80:
@@ -94,11 +94,11 @@ def banner(shown: Shown, width: int) -> list[Line]:
 
 def _lost(shown: Shown) -> str:
     yard = shown.yard
-    wait = max(0.0, (yard.retry_at or shown.now) - shown.now)
-    next_try = f"next try in {fmt.age(wait)}" if wait >= 1 else "trying again"
     age = shown.stale
     old = f"DATA {fmt.age(age)} OLD" if age is not None else "NO DATA YET"
-    return f"{old}: {clean(yard.problem)}; {next_try}"
+    wait = (yard.retry_at or shown.now) - shown.now
+    next_try = f"next try in {fmt.age(wait + 0.5)}" if wait >= 0.5 else "trying again"
+    return f"{old}, {next_try}: {clean(yard.problem)}"
 
 
 def _bar(text: str, width: int, tone: Tone) -> Line:
@@ -109,8 +109,8 @@ def message(shown: Shown, width: int) -> list[Line]:
     """The answer to the last key press while it is fresh, else the newest event."""
     notice = shown.live_notice
     if notice is not None:
-        return [fit_line(line((f" {clean(notice.text)}", notice.tone)), width)]
+        return [fit_line(line((clean(notice.text), notice.tone)), width)]
     events = shown.yard.events
     if not events:
-        return [fit_line(line((" no events yet", "dim")), width)]
-    return [fit_line(line(" ", *event_line(events[-1], shown.glyphs)), width)]
+        return [fit_line(line(("no events yet", "dim")), width)]
+    return [fit_line(event_line(events[-1], shown.glyphs), width)]

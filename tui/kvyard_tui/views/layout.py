@@ -12,6 +12,10 @@ LEAST = (40, 10)
 """Columns and rows below which only a message is shown."""
 
 
+TALL = 32
+"""Rows from which sections are set apart by an empty line."""
+
+
 def mode(width: int, height: int) -> Mode:
     """`wide` adds the event log at the side, `compact` turns the panels into two lines."""
     if width < LEAST[0] or height < LEAST[1]:

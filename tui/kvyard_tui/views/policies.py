@@ -85,13 +85,13 @@ def totals(shown: Shown, width: int) -> list[Line]:
     """How requests ended since the start, and, when there are any, the errors by code."""
     status = shown.yard.status
     if status is None:
-        return [fit_line(line(("Totals", "dim")), width)]
-    spans: list[Span] = [(fit("Totals", 8), "dim")]
+        return [fit_line(line(("no totals yet", "dim")), width)]
+    spans: list[Span] = []
     for name, number, tone in _ends(status.requests, status.engine.restarts):
         spans += [(f"{name} ", "dim"), (fmt.count(number), tone), ("  ", "")]
     lines = [fit_line(tuple(spans), width)]
     if status.errors:
-        lines.append(fit_line(line((fit("Errors", 8), "dim"), (overrides(status.errors), "bad")), width))
+        lines.append(fit_line(line(("errors ", "dim"), (overrides(status.errors), "bad")), width))
     return lines
 
 

@@ -74,11 +74,11 @@ COLUMNS: tuple[Column, ...] = (
     Column("age", "AGE", 6, lambda r, g: _text(fmt.age(r.age_s)), lambda r: -r.age_s, right=True),
     Column("progress", "PROGRESS", 20, _progress, lambda r: -progress(r)[0] - (r.output_tokens > 0)),
     Column("prompt", "PROMPT", 7, lambda r, g: _number(r.prompt_tokens), lambda r: -r.prompt_tokens, 100, True),
-    Column("blocks", "BLOCKS", 6, lambda r, g: _number(r.blocks), lambda r: -r.blocks, 60, True),
-    Column("priority", "PRI", 4, lambda r, g: _text(str(r.priority)), lambda r: r.priority, 60, True),
+    Column("blocks", "BLOCKS", 6, lambda r, g: _number(r.blocks), lambda r: -r.blocks, 78, True),
+    Column("priority", "PRI", 4, lambda r, g: _text(str(r.priority)), lambda r: r.priority, 78, True),
     Column("preempted", "PRE", 4, lambda r, g: _number(r.preemptions, "warn"), lambda r: -r.preemptions, 100, True),
     Column("tenant", "TENANT", 10, lambda r, g: _text(r.tenant or fmt.MISSING, "dim"), lambda r: r.tenant, 110),
-    Column("why", "WHY IT WAITS", 0, lambda r, g: _text(r.reason, "warn"), lambda r: r.reason, 60),
+    Column("why", "WHY IT WAITS", 0, lambda r, g: _text(r.reason, "warn"), lambda r: r.reason, 64),
 )
 SORTS = ("order", *(column.key for column in COLUMNS))
 """`order` is the daemon's own: running first, then waiting in the order of admission."""

@@ -30,12 +30,12 @@ class RequestTable(Toned, ScrollView, can_focus=True):
     RequestTable { height: 1fr; min-height: 2; overflow-x: hidden; scrollbar-size-vertical: 1; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("down,j", "move(1)", "Next request", show=False),
-        Binding("up,k", "move(-1)", "Previous request", show=False),
-        Binding("pagedown", "page(1)", "Page down", show=False),
-        Binding("pageup", "page(-1)", "Page up", show=False),
-        Binding("home,g", "edge(-1)", "First request", show=False),
-        Binding("end,G", "edge(1)", "Last request", show=False),
+        Binding("down,j", "move(1)", "Next request", tooltip="Next request", show=False),
+        Binding("up,k", "move(-1)", "Previous request", tooltip="Previous request", show=False),
+        Binding("pagedown", "page(1)", "Page down", tooltip="Page down", show=False),
+        Binding("pageup", "page(-1)", "Page up", tooltip="Page up", show=False),
+        Binding("home,g", "edge(-1)", "First request", tooltip="First request", show=False),
+        Binding("end,G", "edge(1)", "Last request", tooltip="Last request", show=False),
     ]
 
     @dataclass

@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from kvyard_tui.spans import TONES, Line, fit_line
+from kvyard_tui.spans import TONES, Line, Tone, fit_line
 
 
 class Toned(Widget):
@@ -18,11 +19,12 @@ class Toned(Widget):
 
     def strip(self, spans: Line, width: int, *, cursor: bool = False) -> Strip:
         """A line as exactly `width` cells; the cursor's line takes the cursor's background."""
-        base = self.rich_style
-        if cursor:
-            base += self.get_component_rich_style("tone--cursor", partial=True)
-        segments = [
-            Segment(text, base + self.get_component_rich_style(f"tone--{tone}", partial=True) if tone else base)
-            for text, tone in fit_line(spans, width)
-        ]
+        segments = [Segment(text, self._look(tone, cursor)) for text, tone in fit_line(spans, width)]
         return Strip(segments, width)
+
+    def _look(self, tone: Tone, cursor: bool) -> Style:
+        """Textual keeps these styles until theme or focus change; colours with an alpha are blended."""
+        names = [f"tone--{tone}"] if tone else []
+        if cursor:
+            names.append("tone--cursor")
+        return self.get_visual_style(*names).rich_style
