@@ -1,0 +1,169 @@
+"""`kvyard policy`: what is installed, what is in charge, and putting another in charge."""
+
+from __future__ import annotations
+
+import importlib
+import json as json_module
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from kvyard.cli.errors import USAGE, CliError
+from kvyard.cli.options import JsonOption, SocketOption
+from kvyard.cli.output import clean, say, say_json, table
+from kvyard.control.client import Client, NotRunning
+from kvyard.control.paths import client_socket
+from kvyard.control.schema import PolicyListing, SwapResult
+
+SWAP_TIMEOUT = 120.0
+"""Seconds: the answer comes when the policy is in charge, after vetting and adoption."""
+
+KindArgument = Annotated[str, typer.Argument(help="admission, preemption, prefill, or discipline.")]
+ParamsArgument = Annotated[
+    list[str] | None, typer.Argument(help="Parameters as name=value.", show_default=False, metavar="[NAME=VALUE]...")
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Scheduling policies: installed, in charge, swapped.")
+    group.command("list")(list_policies)
+    for command in (show, swap, release):
+        group.command()(command)
+    group.command("set")(set_params)
+    app.add_typer(group, name="policy")
+
+
+def list_policies(socket: SocketOption = None, json: JsonOption = False) -> None:
+    """List installed policies and disciplines; without a daemon, those of this installation."""
+    try:
+        with Client(client_socket(socket)) as client:
+            listing = msgspec.convert(client.call("policy.list"), PolicyListing)
+    except NotRunning:
+        if socket is not None:
+            raise
+        listing = _installed()
+    if json:
+        say_json(listing)
+        return
+    head = ("", "KIND", "NAME", "VERSION", "API", "FROM", "WHAT IT DOES")
+    rows = [
+        ("*" if row.active else "!" if row.problem else "", row.kind, row.name, row.version, row.api,
+         row.distribution, row.problem or row.doc.strip().partition("\n")[0])
+        for row in listing.policies
+    ]  # fmt: skip
+    say("\n".join(table(head, rows)))
+    for problem in listing.problems:
+        say(f"! {clean(problem)}")
+
+
+def show(
+    policy: Annotated[str, typer.Argument(help="KIND, or KIND/NAME; nothing is all in charge.")] = "",
+    socket: SocketOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Show what is really in force: parameters with their ranges, and where each part comes from."""
+    kind, _, name = policy.partition("/")
+    with Client(client_socket(socket)) as client:
+        shown = client.call("policy.show", {"kind": kind, "name": name})
+    if json:
+        say_json(shown)
+    else:
+        say("\n".join(_outline(shown)))
+
+
+def swap(
+    kind: KindArgument,
+    name: Annotated[str, typer.Argument(help="Name as `kvyard policy list` shows it.")],
+    params: ParamsArgument = None,
+    socket: SocketOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Put another policy or discipline in charge; returns when it is."""
+    _change("policy.swap", {"kind": kind, "name": name, "params": _parse(params)}, socket, json)
+
+
+def set_params(
+    kind: KindArgument, params: ParamsArgument = None, socket: SocketOption = None, json: JsonOption = False
+) -> None:
+    """Change live parameters of a policy in charge."""
+    values = _parse(params)
+    if not values:
+        raise CliError("no parameter was given", f"for example: kvyard policy set {kind} name=value", USAGE)
+    _change("policy.set", {"kind": kind, "params": values}, socket, json)
+
+
+def release(
+    policy: Annotated[str, typer.Argument(help="KIND/NAME as `kvyard status` shows it.")],
+    socket: SocketOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Release a policy from quarantine, so that it may be swapped in again."""
+    with Client(client_socket(socket)) as client:
+        result = client.call("policy.release", {"policy": policy})
+    say_json(result) if json else say(f"{clean(policy)} is released")
+
+
+def _change(method: str, params: dict[str, Any], socket: Path | None, json: bool) -> None:
+    with Client(client_socket(socket), timeout=SWAP_TIMEOUT) as client:
+        result = msgspec.convert(client.call(method, params), SwapResult)
+    if json:
+        say_json(result)
+    elif result.ok:
+        names = ", ".join(f"{kind} {name}" for kind, name in result.current.items())
+        say(f"in charge since step {result.step}: {names} (generation {result.generation})")
+    if not result.ok:
+        raise CliError(result.message or "the change was refused", "what was in charge before still is")
+
+
+def _parse(params: list[str] | None) -> dict[str, Any]:
+    """`name=value` texts: true, false and numbers as such, everything else as text."""
+    values: dict[str, Any] = {}
+    for text in params or []:
+        name, separator, raw = text.partition("=")
+        if not (name and separator):
+            raise CliError(f"{text!r} is no parameter", "write name=value", USAGE, "bad-params")
+        values[name] = _value(raw)
+    return values
+
+
+def _value(raw: str) -> bool | int | float | str:
+    try:
+        value = json_module.loads(raw)
+    except ValueError:
+        return raw
+    return value if isinstance(value, bool | int | float) else raw
+
+
+def _installed() -> PolicyListing:
+    registry = importlib.import_module("kvyard.policy.registry")
+    return msgspec.convert(registry.list_policies(), PolicyListing, from_attributes=True)
+
+
+def _outline(value: object, depth: int = 0) -> list[str]:
+    """Nested objects as indented `name: value` lines."""
+    pad = "  " * depth
+    if isinstance(value, dict):
+        lines = []
+        for name, item in value.items():
+            if isinstance(item, dict | list) and item:
+                lines += [f"{pad}{clean(str(name))}:", *_outline(item, depth + 1)]
+            else:
+                lines.append(f"{pad}{clean(str(name))}: {_scalar(item)}")
+        return lines
+    if isinstance(value, list):
+        lines = []
+        for item in value:
+            inner = _outline(item, depth + 1)
+            first = inner[0].strip() if inner else ""
+            lines += [f"{pad}- {first}", *inner[1:]]
+        return lines
+    return [f"{pad}{_scalar(value)}"]
+
+
+def _scalar(value: object) -> str:
+    if value is None or value in ([], {}):
+        return "-"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else clean(str(value))
