@@ -1,0 +1,81 @@
+"""Incremental decoding equals full decoding, for every sequence of bytes."""
+
+from __future__ import annotations
+
+import itertools
+
+from hypothesis import given
+from hypothesis import strategies as st
+from kvyard.front.text.detokenizer import Detokenizer
+from kvyard.front.text.tokenizer import Tokenizer
+
+
+def pieces_of(tokens: list[bytes], hidden: frozenset[int] = frozenset()) -> list[str]:
+    """Text after each token, and what is left at the end as the last entry."""
+    detokenizer = Detokenizer(tokens.__getitem__, hidden)
+    return [*(detokenizer.feed(i) for i in range(len(tokens))), detokenizer.finish()]
+
+
+@given(st.lists(st.binary(max_size=6), max_size=40))
+def test_joined_pieces_equal_the_full_decode(tokens: list[bytes]) -> None:
+    assert "".join(pieces_of(tokens)) == b"".join(tokens).decode("utf-8", "replace")
+
+
+@given(st.text(max_size=30), st.data())
+def test_valid_text_cut_anywhere_never_shows_a_replacement_sign(text: str, data: st.DataObject) -> None:
+    raw = text.encode()
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=12)))
+    bounds = [0, *cuts, len(raw)]
+    tokens = [raw[a:b] for a, b in itertools.pairwise(bounds)]
+    assert "".join(pieces_of(tokens)) == text
+
+
+@given(st.text(min_size=1, max_size=20))
+def test_a_character_appears_with_the_byte_that_completes_it(text: str) -> None:
+    tokens = [bytes([byte]) for byte in text.encode()]
+    pieces = pieces_of(tokens)
+    shown = ""
+    for at, piece in enumerate(pieces[:-1], 1):
+        shown += piece
+        assert shown == text.encode()[:at].decode("utf-8", "ignore")
+    assert pieces[-1] == ""
+
+
+@given(st.lists(st.binary(max_size=4), max_size=30), st.sets(st.integers(0, 29)))
+def test_hidden_tokens_leave_no_trace(tokens: list[bytes], hidden: set[int]) -> None:
+    seen = b"".join(token for i, token in enumerate(tokens) if i not in hidden)
+    assert "".join(pieces_of(tokens, frozenset(hidden))) == seen.decode("utf-8", "replace")
+
+
+@given(st.lists(st.integers(0, 49_151), max_size=60))
+def test_any_ids_of_the_model_decode_alike_at_once_and_one_by_one(tokenizer: Tokenizer, ids: list[int]) -> None:
+    detokenizer = Detokenizer(tokenizer.token_bytes)
+    one_by_one = "".join(detokenizer.feed(i) for i in ids) + detokenizer.finish()
+    assert one_by_one == tokenizer.decode(ids)
+    hiding = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
+    assert "".join(hiding.feed(i) for i in ids) + hiding.finish() == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+def test_TEXT_02_a_long_run_of_byte_tokens_stays_whole() -> None:
+    emoji = "🙂" * 12
+    tokens = [bytes([byte]) for byte in emoji.encode()]
+    assert len(tokens) == 48
+    assert "".join(pieces_of(tokens)) == emoji
+    cut = pieces_of(tokens[:46])
+    assert "".join(cut) == "🙂" * 11 + "\ufffd"
+    assert cut[-1] == "\ufffd"
+
+
+def test_TEXT_03_bytes_that_can_never_be_valid_do_not_stop_the_rest() -> None:
+    assert "".join(pieces_of([b"\xff", b"\xfe", b"A"])) == "\ufffd\ufffdA"
+
+
+def test_TEXT_12_a_leading_space_is_kept_on_both_kinds_of_vocabulary(tokenizer: Tokenizer) -> None:
+    for tokens in ([b" ", b" leading", b" x"], [tokenizer.token_bytes(i) for i in tokenizer.encode("  leading x")]):
+        assert "".join(pieces_of(tokens)) == b"".join(tokens).decode()
+        assert "".join(pieces_of(tokens)).startswith(" ")
+
+
+def test_TEXT_13_nothing_is_cleaned_up_behind_the_stream() -> None:
+    for tokens in ([b"    ", b"."], [b"do", b" n", b"'t"], [b" ,"]):
+        assert "".join(pieces_of(tokens)) == b"".join(tokens).decode()
