@@ -116,7 +116,7 @@ def test_TOKENIZER_05_a_gguf_has_the_ids_of_a_tokenizer_built_by_hand(
 
 
 def test_TOKENIZER_02_the_begin_token_stands_once_before_a_raw_prompt(tmp_path: Path) -> None:
-    fields = gguf_files.byte_level({"ggml.add_bos_token": True})
+    fields = gguf_files.byte_level(more={"ggml.add_bos_token": True})
     made = Tokenizer.load(gguf_files.write(tmp_path / "bos.gguf", fields))
     ids = made.encode("Hello")
     assert ids == [0, made.token_id("Hello")]
@@ -157,7 +157,7 @@ def test_other_vocabularies_are_refused_in_words(tmp_path: Path, fields: dict[st
 
 
 def test_all_end_ids_of_a_gguf_are_known(tmp_path: Path) -> None:
-    fields = gguf_files.byte_level({"ggml.eot_token_id": 2})
+    fields = gguf_files.byte_level(more={"ggml.eot_token_id": 2})
     assert Tokenizer.load(gguf_files.write(tmp_path / "m.gguf", fields)).eos_ids == (1, 2)
 
 
