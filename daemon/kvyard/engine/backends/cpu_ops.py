@@ -1,0 +1,93 @@
+"""The decoder's operations on the CPU."""
+
+from __future__ import annotations
+
+import torch
+from kvyard_kernels import cpu, reference
+from torch import Tensor
+
+from kvyard.engine.backends.base import Batch
+from kvyard.engine.backends.cpu_linear import Product, RowTiles, agreeing_rows, pack
+from kvyard.engine.decoder import Layer
+from kvyard.engine.model_config import ModelConfig, Rope
+
+
+class CpuOps:
+    """Packed products, rotary tables and the pool that steps work on."""
+
+    def __init__(self, config: ModelConfig, embedding: Tensor, dtype: torch.dtype, deterministic: bool) -> None:
+        self.config = config
+        self.dtype = dtype
+        self.embedding = embedding
+        self.pool: cpu.CpuPool | None = None
+        self._deterministic = deterministic
+        self._row_sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
+        self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Product:
+        """Pack; in deterministic mode behind `RowTiles`, whose sizes are found once per shape."""
+        product = pack(weight, bias)
+        if not self._deterministic:
+            return product
+        outputs, inputs = weight.shape
+        if (outputs, inputs) not in self._row_sizes:
+            self._row_sizes[outputs, inputs] = agreeing_rows(product, inputs, outputs, self.dtype)
+        return RowTiles(product, self._row_sizes[outputs, inputs])
+
+    def constant(self, tensor: Tensor) -> Tensor:
+        """Nothing to move."""
+        return tensor
+
+    def tables(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """Cosine and sine of every position of the model, float32 `[max_context, dim / 2]`, made once."""
+        if rope not in self._tables:
+            frequencies = reference.inverse_frequencies(rope.dim, rope.theta, rope.factors)
+            self._tables[rope] = reference.rope_tables(torch.arange(self.config.max_context), frequencies)
+        return self._tables[rope]
+
+    def begin(self, batch: Batch) -> CpuStep:
+        """Make ready for a step."""
+        assert self.pool is not None, "allocate() comes before forward()"
+        return CpuStep(self, self.pool, batch)
+
+
+class CpuStep:
+    """One step: tables gathered and queries cut into tiles once, for all layers."""
+
+    def __init__(self, ops: CpuOps, pool: cpu.CpuPool, batch: Batch) -> None:
+        self._ops, self._config, self._pool, self._batch = ops, ops.config, pool, batch
+        self._tiles = cpu.attention_tiles(batch.starts, batch.lengths, ops.config.heads // ops.config.kv_heads)
+        self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
+
+    def embed(self) -> Tensor:
+        """Rows of the embedding as float32."""
+        rows = self._ops.embedding[self._batch.tokens.long()].float()
+        return rows if self._config.embedding_scale == 1.0 else rows * self._config.embedding_scale
+
+    def norm(self, residual: Tensor, weight: Tensor, x: Tensor | None) -> Tensor:
+        """See `Step.norm`."""
+        return cpu.rms_norm(residual, weight, self._config.norm_eps, x, self._ops.dtype)
+
+    def attend(self, layer: Layer, qkv: Tensor) -> Tensor:
+        """See `Step.attend`."""
+        config, batch = self._config, self._batch
+        cos, sin = self._rotation(config.layer_rope(layer.index))
+        q = cpu.rope_and_cache(
+            qkv, config.heads, cos, sin, self._pool, layer.index, batch.cache_slots, layer.head_norms, config.norm_eps
+        )
+        return cpu.paged_attention(
+            q, self._pool, layer.index, batch.tables, batch.starts, batch.lengths, self._tiles, config.scale,
+            config.layer_window(layer.index), self._ops.dtype,
+        )  # fmt: skip
+
+    def gate(self, gate_up: Tensor) -> Tensor:
+        """See `Step.gate`."""
+        return cpu.gated(gate_up, self._config.activation == "gelu")
+
+    def _rotation(self, rope: Rope) -> tuple[Tensor, Tensor]:
+        """The tables' rows at this step's positions."""
+        if rope not in self._rotations:
+            cos, sin = self._ops.tables(rope)
+            positions = self._batch.positions.long()
+            self._rotations[rope] = cos[positions], sin[positions]
+        return self._rotations[rope]

@@ -1,0 +1,72 @@
+"""From a path to a model on a device: the one entry of the engine process into the model side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+
+from kvyard.engine import weights_cache
+from kvyard.engine.backends import backend_maker, choose_device
+from kvyard.engine.backends.base import Backend
+from kvyard.engine.model_config import ModelConfig, ModelError
+from kvyard.engine.weights import Progress, Weights
+
+DtypeName = Literal["float32", "bfloat16"]
+
+
+@dataclass(slots=True)
+class Loaded:
+    """A model ready for `backend.allocate`."""
+
+    backend: Backend
+    config: ModelConfig
+    eos_ids: tuple[int, ...]
+    dtype_name: DtypeName
+
+
+def load(
+    path: str,
+    *,
+    device: Literal["auto", "cpu", "cuda"],
+    dtype: Literal["auto", "float32", "bfloat16"],
+    deterministic: bool,
+    block_size: int,
+    progress: Progress,
+) -> Loaded:
+    """Load a GGUF file or a Hugging Face folder. Raises ModelError or BackendError, both with a `hint`."""
+    chosen = choose_device(device)
+    name = choose_dtype(chosen) if dtype == "auto" else dtype
+    weights = load_weights(Path(path), getattr(torch, name), progress)
+    backend = backend_maker(chosen)(weights, getattr(torch, name), deterministic, block_size, progress)
+    return Loaded(backend, weights.config, weights.eos_ids, name)
+
+
+def load_weights(path: Path, dtype: torch.dtype, progress: Progress) -> Weights:
+    """Weights of a file or folder, a GGUF's through the cache of converted weights."""
+    if path.is_dir():
+        from kvyard.engine.weights_hf import load_hf
+
+        return load_hf(path, dtype, progress)
+    if not path.exists():
+        raise ModelError(f"{path} does not exist", "give the path of a .gguf file or a Hugging Face folder")
+    cached = weights_cache.cached_file(path, dtype)
+    weights = weights_cache.load_cached(cached)
+    if weights is None:
+        from kvyard.engine.weights_gguf import load_gguf  # the reader's import and parse are only paid here
+
+        weights = load_gguf(path, dtype, progress)
+        weights_cache.store(cached, weights)
+    return weights
+
+
+def choose_dtype(device: Literal["cpu", "cuda"]) -> DtypeName:
+    """bfloat16 where the device computes in it: half the bytes of weights and KV, which is what limits decoding.
+
+    On a CPU without bfloat16 products it would be emulated, and slower than float32.
+    """
+    if device == "cuda":
+        return "bfloat16" if torch.cuda.is_bf16_supported() else "float32"
+    return "bfloat16" if torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported() else "float32"

@@ -1,0 +1,116 @@
+"""Weights by canonical names, joined for speed, checked for completeness; readers only supply the parts.
+
+Canonical names: `embed`, `head`, `norm`, and per layer i `layers.i.` + `q k v o gate up down input_norm
+post_norm` (+ `.bias`, `q_norm`, `k_norm`, `attn_out_norm`, `mlp_out_norm` where the family has them). What
+the decoder gets has q, k, v joined to `qkv` and gate, up to `gate_up`: fewer, larger products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from kvyard.engine.model_config import ModelConfig, ModelError
+
+Progress = Callable[[str, float], None]
+"""Called with what is done and the fraction of it."""
+
+
+class TensorSource(Protocol):
+    """A checkpoint whose tensors are known by canonical names, in the row order that the decoder uses."""
+
+    def has(self, name: str) -> bool:
+        """Is it there?"""
+        ...
+
+    def original(self, name: str) -> str:
+        """The name in the file, for messages."""
+        ...
+
+    def read(self, name: str) -> Tensor:
+        """The tensor in any floating type."""
+        ...
+
+
+@dataclass(slots=True)
+class Weights:
+    """A model as the decoder takes it: matrices in the model's type, norms in float32."""
+
+    config: ModelConfig
+    tensors: dict[str, Tensor]
+    eos_ids: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class _Joined:
+    """A tensor of the decoder: the parts that are stacked to make it, and the shape they must give."""
+
+    name: str
+    parts: tuple[str, ...]
+    shape: tuple[int, ...]
+    wide: bool
+    """Kept in float32 (norms and biases are small, and their rounding would be felt in every step)."""
+
+
+def assemble(source: TensorSource, config: ModelConfig, dtype: torch.dtype, progress: Progress) -> dict[str, Tensor]:
+    """Read, convert and join everything. Raises ModelError naming what is missing or misshapen."""
+    wanted = list(_wanted(config))
+    missing = [source.original(part) for item in wanted for part in item.parts if not source.has(part)]
+    if missing:
+        shown = ", ".join(missing[:8]) + (f" and {len(missing) - 8} more" if len(missing) > 8 else "")
+        raise ModelError(f"the model lacks {len(missing)} tensors: {shown}", "fetch the model again")
+    tensors: dict[str, Tensor] = {}
+    for done, item in enumerate(wanted):
+        tensors[item.name] = _join(source, item, torch.float32 if item.wide else dtype)
+        progress("converting weights", (done + 1) / len(wanted))
+    return tensors
+
+
+def _join(source: TensorSource, item: _Joined, dtype: torch.dtype) -> Tensor:
+    parts = [source.read(part).to(dtype) for part in item.parts]
+    joined = parts[0].contiguous() if len(parts) == 1 else torch.cat(parts)
+    if tuple(joined.shape) != item.shape:
+        names = ", ".join(source.original(part) for part in item.parts)
+        raise ModelError(
+            f"{names}: shape {tuple(joined.shape)}, expected {item.shape} from the model's metadata",
+            "the file is damaged or its metadata belongs to another model",
+        )
+    return joined
+
+
+def _wanted(config: ModelConfig) -> Iterator[_Joined]:
+    """Every tensor of the decoder, in the order of use."""
+    yield _Joined("embed", ("embed",), (config.vocab_size, config.hidden), False)
+    for i in range(config.layers):
+        yield from _layer(config, f"layers.{i}.")
+    yield _Joined("norm", ("norm",), (config.hidden,), True)
+    if not config.tied_head:
+        yield _Joined("head", ("head",), (config.vocab_size, config.hidden), False)
+
+
+def _layer(config: ModelConfig, prefix: str) -> Iterator[_Joined]:
+    c = config
+
+    def item(name: str, shape: tuple[int, ...], parts: Sequence[str] = (), wide: bool = False) -> _Joined:
+        return _Joined(prefix + name, tuple(prefix + part for part in parts or (name,)), shape, wide)
+
+    yield item("input_norm", (c.hidden,), wide=True)
+    yield item("qkv", (c.qkv_rows, c.hidden), ("q", "k", "v"))
+    if c.qkv_bias:
+        yield item("qkv.bias", (c.qkv_rows,), ("q.bias", "k.bias", "v.bias"), wide=True)
+    if c.qk_norm:
+        yield item("q_norm", (c.head_dim,), wide=True)
+        yield item("k_norm", (c.head_dim,), wide=True)
+    yield item("o", (c.hidden, c.heads * c.head_dim))
+    if c.output_bias:
+        yield item("o.bias", (c.hidden,), wide=True)
+    if c.sandwich_norms:
+        yield item("attn_out_norm", (c.hidden,), wide=True)
+        yield item("mlp_out_norm", (c.hidden,), wide=True)
+    yield item("post_norm", (c.hidden,), wide=True)
+    yield item("gate_up", (2 * c.intermediate, c.hidden), ("gate", "up"))
+    yield item("down", (c.hidden, c.intermediate))

@@ -1,0 +1,227 @@
+"""The CPU kernels as functions of tensors. Outputs are new tensors unless a name says otherwise.
+
+Rotary tables, block tables and lengths are those of `reference`. The pool is `CpuPool`: block-major, so that
+swapping or copying a block is one contiguous copy over all layers.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import struct
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from kvyard_kernels import cpu_attention, cpu_rows
+from kvyard_kernels.cpu_threads import Kernel
+from kvyard_kernels.cpu_tiles import LANES
+
+_ALONE = 16_384
+"""Elements up to which a row-wise kernel runs on the calling thread: waking others costs more (about 5 us)."""
+
+_TILE_ROWS = 24
+"""Query rows per attention tile (tokens times query heads of a key/value head)."""
+
+
+class CpuPool:
+    """KV of one model: `[blocks, layers, 2, kv_heads, block_size * padded width]`, see `cpu_attention`."""
+
+    def __init__(
+        self, blocks: int, layers: int, kv_heads: int, width: int, block_size: int, dtype: torch.dtype
+    ) -> None:
+        self.layers, self.kv_heads, self.width, self.block_size = layers, kv_heads, width, block_size
+        self.value_width = self.padded_width(width)
+        self.head_stride = block_size * self.value_width
+        self.block_stride = layers * 2 * kv_heads * self.head_stride
+        # 16 keys are loaded at once, so the last block is followed by as much.
+        flat = torch.empty(blocks * self.block_stride + LANES, dtype=dtype)
+        self._flat = flat
+        self.blocks = flat[: blocks * self.block_stride].view(blocks, layers, 2, kv_heads, self.head_stride)
+
+    @staticmethod
+    def padded_width(width: int) -> int:
+        """Elements that a head takes in the pool: whole vectors."""
+        return -(-width // LANES) * LANES
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self._flat.dtype
+
+    def address(self, layer: int, values: bool) -> int:
+        """Of the layer's keys or values in block 0."""
+        offset = (2 * layer + int(values)) * self.kv_heads * self.head_stride
+        return self._flat.data_ptr() + offset * self._flat.element_size()
+
+    def keys(self, layer: int) -> Tensor:
+        """A copy as `[blocks, block_size, kv_heads, width]`, the layout of the references."""
+        raw = self.blocks[:, layer, 0, :, : self.width * self.block_size]
+        split = raw.reshape(-1, self.kv_heads, self.width, self.block_size)
+        return split.permute(0, 3, 1, 2).contiguous()
+
+    def values(self, layer: int) -> Tensor:
+        """A copy as `[blocks, block_size, kv_heads, width]`."""
+        split = self.blocks[:, layer, 1].reshape(-1, self.kv_heads, self.block_size, self.value_width)
+        return split[..., : self.width].permute(0, 2, 1, 3).contiguous()
+
+
+def rms_norm(residual: Tensor, weight: Tensor, eps: float, x: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """Add `x` to the float32 stream `residual` in place (if given) and return its norm in `dtype`; `[t, w]`."""
+    rows, width = residual.shape
+    out = torch.empty(rows, width, dtype=dtype)
+    scratch, stride, threads, batch = _plan(rows, width, width)
+    x_address, x_bf16 = (0, 0) if x is None else (x.data_ptr(), _bf16(x))
+    _run(
+        _norm(), threads, 0, 0, rows, width, x_address, x_bf16, residual.data_ptr(), weight.data_ptr(),
+        out.data_ptr(), _bf16(out), _bits(eps), scratch.data_ptr(), stride, batch,
+    )  # fmt: skip
+    return out
+
+
+def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
+    """SwiGLU, or with `gelu` its tanh-gelu form: `[t, 2 * w]` -> `[t, w]`."""
+    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    out = torch.empty(rows, width, dtype=gate_up.dtype)
+    scratch, stride, threads, batch = _plan(rows, width, 2 * width)
+    _run(
+        _gate(), threads, 0, 0, rows, width, gate_up.data_ptr(), _bf16(gate_up), out.data_ptr(), int(gelu),
+        scratch.data_ptr(), stride, batch,
+    )  # fmt: skip
+    return out
+
+
+def rope_and_cache(
+    qkv: Tensor,
+    heads: int,
+    cos: Tensor,
+    sin: Tensor,
+    pool: CpuPool,
+    layer: int,
+    cache_slots: Tensor,
+    norms: tuple[Tensor, Tensor] | None = None,
+    eps: float = 0.0,
+) -> Tensor:
+    """Turn queries and keys, put keys and values at `cache_slots`; the queries, float32 `[t, heads, d]`.
+
+    `qkv` is `[t, (heads + 2 * kv_heads) * d]`; `norms` are float32 weights `[d]` for each head of q and of k.
+    """
+    rows, width = qkv.shape[0], pool.width
+    out = torch.empty(rows, heads, width)
+    scratch, stride, threads, batch = _plan(rows, qkv.shape[1], qkv.shape[1] + width)
+    q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
+    _run(
+        _rope(), threads, 0, 0, rows, heads, pool.kv_heads, width, cos.shape[1], qkv.data_ptr(), _bf16(qkv),
+        cos.data_ptr(), sin.data_ptr(), cache_slots.data_ptr(), pool.address(layer, False),
+        pool.address(layer, True), pool.block_stride, pool.head_stride, pool.value_width, pool.block_size,
+        int(pool.dtype == torch.bfloat16), q_norm, k_norm, _bits(eps), out.data_ptr(), scratch.data_ptr(), stride,
+        batch,
+    )  # fmt: skip
+    return out
+
+
+@dataclass(slots=True)
+class Tiles:
+    """How a step's queries are cut into work: made once per step, used by every layer."""
+
+    tiles: Tensor
+    """int32 `[m, 3]`: sequence, first token, tokens."""
+    longest: int
+    """Most context of any sequence."""
+    work: int
+    """Query-key pairs, to decide whether threads pay."""
+
+
+def attention_tiles(starts: Tensor, lengths: Tensor, group: int) -> Tiles:
+    """Cut `[n + 1]` starts and `[n]` lengths (int32) into tiles of at most 24 query rows."""
+    step = max(1, _TILE_ROWS // group)
+    counts = starts[1:] - starts[:-1]
+    pieces = (counts + (step - 1)) // step
+    total = int(pieces.sum())
+    rows = torch.repeat_interleave(torch.arange(len(counts), dtype=torch.int32), pieces, output_size=total)
+    first_piece = torch.cumsum(pieces, 0, dtype=torch.int32) - pieces
+    index = rows.long()
+    piece = torch.arange(total, dtype=torch.int32) - first_piece[index]
+    first = starts[:-1][index] + piece * step
+    tokens = torch.minimum(starts[1:][index] - first, torch.tensor(step, dtype=torch.int32))
+    work = int((counts * lengths).sum())
+    return Tiles(torch.stack([rows, first, tokens], dim=1).contiguous(), int(lengths.max()), work)
+
+
+def paged_attention(
+    q: Tensor,
+    pool: CpuPool,
+    layer: int,
+    tables: Tensor,
+    starts: Tensor,
+    lengths: Tensor,
+    tiles: Tiles,
+    scale: float,
+    window: int,
+    dtype: torch.dtype,
+) -> Tensor:
+    """`reference.paged_attention` over the pool: float32 `[t, h, d]` queries to `dtype` `[t, h * d]`."""
+    tokens, heads, width = q.shape
+    out = torch.empty(tokens, heads * width, dtype=dtype)
+    group = heads // pool.kv_heads
+    tile_rows = max(1, _TILE_ROWS // group) * group
+    span = tiles.longest + 2 * pool.block_size + 2 * LANES
+    stride = 64 + tile_rows * 4 * (width + pool.value_width + span + 1)
+    items = tiles.tiles.shape[0] * pool.kv_heads
+    threads = min(torch.get_num_threads(), items) if tiles.work * heads * width > _ALONE else 1
+    scratch = torch.empty(stride * threads, dtype=torch.uint8)
+    _run(
+        _attention(), threads, 0, 0, items, tiles.tiles.data_ptr(), starts.data_ptr(), lengths.data_ptr(),
+        tables.data_ptr(), tables.stride(0), q.data_ptr(), heads, pool.kv_heads, width, pool.address(layer, False),
+        pool.address(layer, True), pool.block_stride, pool.head_stride, pool.value_width, pool.block_size,
+        int(pool.dtype == torch.bfloat16), _bits(scale), window, out.data_ptr(), _bf16(out), scratch.data_ptr(),
+        stride, tile_rows,
+    )  # fmt: skip
+    return out
+
+
+def warm_up() -> None:
+    """Compile every kernel (about a second each), or load it from numba's cache."""
+    for kernel in (_norm, _gate, _rope, _attention):
+        kernel()
+
+
+@functools.cache
+def _norm() -> Kernel:
+    return Kernel(cpu_rows.norm)
+
+
+@functools.cache
+def _gate() -> Kernel:
+    return Kernel(cpu_rows.gate)
+
+
+@functools.cache
+def _rope() -> Kernel:
+    return Kernel(cpu_rows.rope_and_cache)
+
+
+@functools.cache
+def _attention() -> Kernel:
+    return Kernel(cpu_attention.attention)
+
+
+def _run(kernel: Kernel, threads: int, *parameters: int) -> None:
+    block = ctypes.create_string_buffer(struct.pack(f"{len(parameters)}q", *parameters))
+    kernel(ctypes.addressof(block), threads)
+
+
+def _plan(rows: int, width: int, scratch: int) -> tuple[Tensor, int, int, int]:
+    """Scratch, its stride per thread in bytes, threads, and rows that a thread draws at a time."""
+    threads = min(torch.get_num_threads(), rows) if rows * width > _ALONE else 1
+    stride = scratch * 4 + 64
+    batch = rows if threads == 1 else max(1, rows // (threads * 4))
+    return torch.empty(stride * threads, dtype=torch.uint8), stride, threads, batch
+
+
+def _bf16(x: Tensor) -> int:
+    return int(x.dtype == torch.bfloat16)
+
+
+def _bits(value: float) -> int:
+    return int(struct.unpack("q", struct.pack("d", value))[0])

@@ -1,0 +1,158 @@
+"""The two inner loops of CPU attention, written as vector code: scores of 16 keys, and a weighted sum of values.
+
+Both keep their sums in registers, which a compiler does not manage to do with arrays. They are generated for
+a fixed number of query rows; a row's own chain of multiply-adds is the same whatever that number is, which
+is what makes a row's result independent of its neighbours. Vectors of 16 float32 are split by the compiler
+where the machine's registers are narrower.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+LANES = 16
+"""float32 per vector; keys are scored and head widths are padded in this measure."""
+
+_F32 = ir.FloatType()
+_I16 = ir.IntType(16)
+_I32 = ir.IntType(32)
+_I64 = ir.IntType(64)
+_VECTOR = ir.VectorType(_F32, LANES)
+
+
+class _Emit:
+    """Instructions over vectors, at addresses given as int64."""
+
+    def __init__(self, builder: Any) -> None:
+        self.builder = builder
+        signature = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
+        self._fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
+
+    def offset(self, address: Any, count: Any, size: int) -> Any:
+        """`address + count * size`."""
+        scaled = self.builder.mul(count, ir.Constant(_I64, size))
+        return self.builder.add(address, scaled)
+
+    def load(self, address: Any, bf16: bool) -> Any:
+        """16 elements as float32, whatever the alignment."""
+        if not bf16:
+            return self.builder.load(self.builder.inttoptr(address, _VECTOR.as_pointer()), align=4)
+        halves = ir.VectorType(_I16, LANES)
+        bits = self.builder.load(self.builder.inttoptr(address, halves.as_pointer()), align=2)
+        wide = self.builder.zext(bits, ir.VectorType(_I32, LANES))
+        shift = ir.Constant(ir.VectorType(_I32, LANES), [16] * LANES)
+        return self.builder.bitcast(self.builder.shl(wide, shift), _VECTOR)
+
+    def store(self, value: Any, address: Any) -> None:
+        self.builder.store(value, self.builder.inttoptr(address, _VECTOR.as_pointer()), align=4)
+
+    def spread(self, address: Any) -> Any:
+        """The float32 at `address` in all lanes."""
+        scalar = self.builder.load(self.builder.inttoptr(address, _F32.as_pointer()), align=4)
+        first = self.builder.insert_element(ir.Constant(_VECTOR, ir.Undefined), scalar, ir.Constant(_I32, 0))
+        mask = ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES)
+        return self.builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), mask)
+
+    def fma(self, a: Any, b: Any, c: Any) -> Any:
+        return self.builder.call(self._fma, [a, b, c])
+
+    def accumulators(self, count: int) -> list[Any]:
+        """Stack places that the compiler turns into registers, set to zero."""
+        places = [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
+        for place in places:
+            self.builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+        return places
+
+
+def score_tile(rows: int, bf16: bool) -> Callable[..., Any]:
+    """An intrinsic `(q, keys, key_stride, width, out, out_stride)`: `out[r, lane] = sum_d q[r, d] * keys[d, lane]`.
+
+    `q` float32 `[rows, width]`, `keys` `[width, key_stride]` of which 16 lanes are read, `out` float32
+    `[rows, out_stride]` of which 16 lanes are written. Addresses and counts are int64, strides in elements.
+    """
+    size = 2 if bf16 else 4
+
+    @intrinsic
+    def tile(typing_context: Any, q: Any, keys: Any, key_stride: Any, width: Any, out: Any, out_stride: Any) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            q, keys, key_stride, width, out, out_stride = args
+            emit = _Emit(builder)
+            sums = emit.accumulators(rows)
+            with cgutils.for_range(builder, width) as loop:
+                column = emit.load(emit.offset(keys, builder.mul(loop.index, key_stride), size), bf16)
+                for r, place in enumerate(sums):
+                    at = builder.add(builder.mul(width, ir.Constant(_I64, r)), loop.index)
+                    builder.store(emit.fma(emit.spread(emit.offset(q, at, 4)), column, builder.load(place)), place)
+            for r, place in enumerate(sums):
+                target = emit.offset(out, builder.mul(out_stride, ir.Constant(_I64, r)), 4)
+                emit.store(builder.load(place), target)
+            return context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(i64, i64, i64, i64, i64, i64), codegen
+
+    return tile
+
+
+def value_tile(rows: int, vectors: int, bf16: bool) -> Callable[..., Any]:
+    """An intrinsic `(weights, weight_stride, values, stride, keys, out, out_stride)` that adds to `out`.
+
+    `out[r, c] += sum_j weights[r, j] * values[j, c]` over `keys` rows of values in ascending order, for
+    `vectors * 16` columns. `weights` and `out` are float32; `values` `[keys, stride]`.
+    """
+    size = 2 if bf16 else 4
+
+    @intrinsic
+    def tile(
+        typing_context: Any,
+        weights: Any,
+        weight_stride: Any,
+        values: Any,
+        stride: Any,
+        keys: Any,
+        out: Any,
+        out_stride: Any,
+    ) -> Any:
+        def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+            weights, weight_stride, values, stride, keys, out, out_stride = args
+            emit = _Emit(builder)
+            sums = emit.accumulators(rows * vectors)
+            cells = [(r, v) for r in range(rows) for v in range(vectors)]
+            targets = [
+                emit.offset(
+                    out, builder.add(builder.mul(out_stride, ir.Constant(_I64, r)), ir.Constant(_I64, v * 16)), 4
+                )
+                for r, v in cells
+            ]
+            for place, target in zip(sums, targets, strict=True):
+                builder.store(emit.load(target, False), place)
+            with cgutils.for_range(builder, keys) as loop:
+                row = builder.mul(loop.index, stride)
+                columns = [
+                    emit.load(emit.offset(values, builder.add(row, ir.Constant(_I64, v * 16)), size), bf16)
+                    for v in range(vectors)
+                ]
+                factors = [
+                    emit.spread(
+                        emit.offset(
+                            weights, builder.add(builder.mul(weight_stride, ir.Constant(_I64, r)), loop.index), 4
+                        )
+                    )
+                    for r in range(rows)
+                ]
+                for (r, v), place in zip(cells, sums, strict=True):
+                    builder.store(emit.fma(factors[r], columns[v], builder.load(place)), place)
+            for place, target in zip(sums, targets, strict=True):
+                emit.store(builder.load(place), target)
+            return context.get_dummy_value()
+
+        i64 = types.int64
+        return types.void(i64, i64, i64, i64, i64, i64, i64), codegen
+
+    return tile
