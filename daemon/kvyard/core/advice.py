@@ -150,6 +150,9 @@ class Advice:
         self._step = step
         self._snapshot = snapshot
         self._shapes: set[Shape] = set()
+        self._last_shape: Shape | None = None
+        self._last_admission: PlainAdmission | None = None
+        self._last_victims: PlainVictims | None = None
         self.traits = self.read_traits(policies)
 
     # ---- the calls ------------------------------------------------------------------------------------------
@@ -157,7 +160,9 @@ class Advice:
     def shape(self) -> Shape:
         """The phases of this step."""
         constant = self.traits.shape
-        return constant if constant is not None else self._ask("prefill", "shape", self._check_shape, self._snapshot)
+        shape = constant if constant is not None else self._ask("prefill", "shape", self._check_shape, self._snapshot)
+        self._last_shape = shape
+        return shape
 
     def divide(self, prompts: Sequence[View], left: int) -> list[int]:
         """Most tokens for each of `prompts`."""
@@ -168,11 +173,14 @@ class Advice:
 
     def admit(self) -> PlainAdmission:
         """Who may come in."""
-        return self._ask("admission", "admit", self._check_admission, self._snapshot)
+        self._last_admission = self._ask("admission", "admit", self._check_admission, self._snapshot)
+        return self._last_admission
 
     def victims(self, short: int, who: SequenceState, cause: Cause) -> PlainVictims:
         """Whom to preempt for `who`, who lacks `short` blocks."""
-        return self._ask("preemption", "victims", self._check_victims, self._snapshot, short, who.view, cause)
+        check = self._check_victims
+        self._last_victims = self._ask("preemption", "victims", check, self._snapshot, short, who.view, cause)
+        return self._last_victims
 
     def key(self, seq: SequenceState) -> OrderKey:
         """Where `seq` waits. Only where the policy has a key."""
@@ -200,10 +208,27 @@ class Advice:
             for kind in KINDS
         }
 
+    def in_force(self) -> dict[str, Any]:
+        """What the policies in charge really do, from what they declare and last decided; None: not yet asked."""
+        shape, admission, victims = self._last_shape, self._last_admission, self._last_victims
+        return {
+            "queue_order": "key" if self.traits.keyed else "arrival",
+            "admission_may_evict": self.traits.evicts,
+            "lookahead_steps": self.traits.lookahead + 1,
+            "phases": shape and [[phase.value for phase in group] for group in shape.groups],
+            "prompt_tokens_per_step": shape and shape.prompts,
+            "reserve_blocks": admission and admission.keep,
+            "holds_promises": admission and admission.hold,
+            "may_skip": admission and admission.skip,
+            "victims_way": victims and victims.how,
+            "victims_requeue": victims and victims.requeue,
+        }
+
     def install(self, policies: PolicySet, traits: Traits) -> None:
         """Put others in charge; a pointer swap that cannot fail."""
         changed = [kind for kind in KINDS if policies.get(kind) is not self.policies.get(kind)]
         self.policies, self.traits = policies, traits
+        self._last_shape = self._last_admission = self._last_victims = None
         for kind in changed:
             self.guard.forgive(kind)
 

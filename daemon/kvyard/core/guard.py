@@ -106,12 +106,15 @@ class Guard:
         cpu_ns: Callable[[], int] = lambda: 0,
         timer: Timer | None = None,
         budget: Budget | None = None,
+        watch: Callable[[Kind, Policy | None], None] = lambda kind, policy: None,
     ) -> None:
+        """`watch` is told which policy is entered, and None when it is left: for whoever looks on from outside."""
         self.budget = budget or Budget()
         self.costs: dict[Kind, CallCost] = {kind: CallCost() for kind in KINDS}
         self._clock_ns = clock_ns
         self._cpu_ns = cpu_ns
         self._timer = timer or NoTimer()
+        self._watch = watch
         self._overruns: dict[Kind, deque[int]] = {kind: deque() for kind in KINDS}
         self._calls: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         self._inside = False
@@ -135,6 +138,7 @@ class Guard:
 
     def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
+        self._watch(kind, policy)
         try:
             self._started_cpu = self._cpu_ns()
             self._started_wall = start = self._clock_ns()
@@ -148,7 +152,10 @@ class Guard:
         except BaseException as error:
             self._inside = False
             self._calm()
-            raise self._fault(kind, method, error) from None
+            fault = self._fault(kind, method, error)
+            self._watch(kind, None)
+            raise fault from None
+        self._watch(kind, None)
         cost = self.costs[kind]
         cost.calls += 1
         cost.ns += spent

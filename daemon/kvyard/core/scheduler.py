@@ -315,6 +315,12 @@ class Scheduler:
         """Free and empty KV blocks; the three add up to the pool."""
         return self.ledger.pool.free - self.ledger.pool.free_cached
 
+    def generated(self, slots: IntArray) -> IntArray:
+        """Output tokens so far of running sequences, by slot."""
+        cols = self.ledger.cols
+        made: IntArray = cols.total[slots] - cols.prompt_len[slots]
+        return made
+
     def wait_reason(self) -> tuple[str, int | None]:
         """Why the queue waits and the step at which to ask again (None: any time); for a step without rows."""
         wake = self._journal.wake
