@@ -8,17 +8,19 @@ from typing import ClassVar
 from textual import events
 from textual.geometry import Region, Size
 from textual.strip import Strip
+from textual.widget import Widget
 
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line
-from kvyard_tui.widgets.toned import Toned
+from kvyard_tui.widgets.toned import TONE_CLASSES, toned_strip
 
 View = Callable[[Shown, int], list[Line]]
 
 
-class Panel(Toned):
+class Panel(Widget):
     """Draws a view at its own width; as high as the view has lines unless the style fixes a height."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = TONE_CLASSES
     DEFAULT_CSS: ClassVar[str] = "Panel { height: auto; width: 1fr; }"
 
     def __init__(self, view: View, *, id: str) -> None:
@@ -54,4 +56,4 @@ class Panel(Toned):
     def render_line(self, y: int) -> Strip:
         """One line of the view."""
         spans = self._lines[y] if y < len(self._lines) else ()
-        return self.strip(spans, self.size.width)
+        return toned_strip(self, spans, self.size.width)

@@ -20,12 +20,13 @@ from textual.strip import Strip
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line
 from kvyard_tui.views.requests import columns_for, rows, table_head, table_row
-from kvyard_tui.widgets.toned import Toned
+from kvyard_tui.widgets.toned import TONE_CLASSES, toned_strip
 
 
-class RequestTable(Toned, ScrollView, can_focus=True):
+class RequestTable(ScrollView, can_focus=True):
     """Shows `rows(shown)`; the selection is a sequence id, so it stays with its request wherever that moves."""
 
+    COMPONENT_CLASSES: ClassVar[set[str]] = TONE_CLASSES
     DEFAULT_CSS: ClassVar[str] = """
     RequestTable { height: 1fr; min-height: 2; overflow-x: hidden; scrollbar-size-vertical: 1; }
     """
@@ -105,7 +106,7 @@ class RequestTable(Toned, ScrollView, can_focus=True):
         spans = self._line(y)
         if y < len(self._drawn):  # after scrolling, what is on screen is no longer what `show` drew
             self._drawn[y] = spans
-        return self.strip(spans, self.size.width, cursor=row is not None and row.id == selected)
+        return toned_strip(self, spans, self.size.width, cursor=row is not None and row.id == selected)
 
     def on_resize(self) -> None:
         """Another size shows other columns and rows."""
