@@ -166,6 +166,7 @@ class Metrics:
         for _, cached in record.admitted:
             self._admissions.inc()
             self._hit_tokens.inc(cached)
+        self._all_preemptions.inc(len(record.preempted))
         for event in record.preempted:
             self._preemptions[event.how].inc()
             self._preempted_tokens[event.how].inc(event.tokens)
@@ -364,10 +365,11 @@ class Metrics:
     def _declare_aliases(self) -> None:
         """Semantics as vLLM gives them: usage is a fraction of one despite its name."""
         self._describe_cache({})
-        engine = (("engine", "0"),)
-        for name, of, rename in ALIASES:
-            doc = f"{self._series.families[of].doc} Same as {of}."
-            self._series.alias(name, of, doc, engine, rename)
+        for name, of, words in ALIASES:
+            self._series.alias(name, of, VLLM_ENGINE, words)
+        self._all_preemptions = self._series.value(
+            "vllm:num_preemptions_total", "counter", "Sum of kvyard_preemptions_total.", VLLM_ENGINE
+        )
 
     # ---- details -------------------------------------------------------------------------------------------
 
@@ -403,7 +405,7 @@ class Metrics:
     def _describe_cache(self, values: dict[str, str]) -> None:
         empty = {"block_size": "0", "num_gpu_blocks": "0", "cache_dtype": "", "kv_bytes": "0"}
         doc = "Geometry of the KV pool, as labels."
-        self._series.info("vllm:cache_config_info", doc, {**empty, **values}, (("engine", "0"),))
+        self._series.info("vllm:cache_config_info", doc, {**empty, **values}, VLLM_ENGINE)
 
     def _describe_policies(self, in_charge: dict[str, str]) -> None:
         labels: dict[str, str] = {kind: in_charge.get(kind, "") for kind in KINDS}
@@ -414,11 +416,10 @@ ALIASES: Final[tuple[tuple[str, str, dict[str, str]], ...]] = (
     ("vllm:num_requests_running", "kvyard_sequences_running", {}),
     ("vllm:num_requests_waiting", "kvyard_sequences_waiting", {}),
     ("vllm:kv_cache_usage_perc", "kvyard_kv_usage_ratio", {}),
-    ("vllm:num_preemptions_total", "kvyard_preemptions_total", {}),
     ("vllm:prompt_tokens_total", "kvyard_prompt_tokens_total", {}),
     ("vllm:generation_tokens_total", "kvyard_output_tokens_total", {}),
     ("vllm:prefix_cache_hits_total", "kvyard_prefix_hit_tokens_total", {}),
-    ("vllm:request_success_total", "kvyard_sequences_total", {"outcome": "finished_reason"}),
+    ("vllm:request_success_total", "kvyard_sequences_total", {"outcome": "finished_reason", "cancelled": "abort"}),
     ("vllm:iteration_tokens_total", "kvyard_step_tokens", {}),
     ("vllm:request_prompt_tokens", "kvyard_request_prompt_tokens", {}),
     ("vllm:request_generation_tokens", "kvyard_request_output_tokens", {}),
@@ -427,4 +428,5 @@ ALIASES: Final[tuple[tuple[str, str, dict[str, str]], ...]] = (
     ("vllm:inter_token_latency_seconds", "kvyard_inter_token_seconds", {}),
     ("vllm:e2e_request_latency_seconds", "kvyard_e2e_seconds", {}),
 )
-"""vLLM's name, ours with the same meaning, label names that differ. vLLM's label `engine` is always 0 here."""
+"""vLLM's name, ours with the same meaning, label names and values that differ."""
+VLLM_ENGINE: Final = (("engine", "0"),)

@@ -81,7 +81,8 @@ class Family:
 
     def metric(self) -> Metric:
         """The family as prometheus_client's own type."""
-        metric = Metric(self.name.removesuffix("_total"), self.doc, self.kind)
+        name = self.name.removesuffix("_total") if self.kind == "counter" else self.name
+        metric = Metric(name, self.doc, self.kind)
         for labels, cell in self.cells:
             pairs = dict(labels)
             if isinstance(cell, Value):
@@ -115,10 +116,10 @@ class Series(Collector):
         self.common = common
         self.families: dict[str, Family] = {}
 
-    def value(self, name: str, kind: Kind, doc: str) -> Value:
-        """Declare a series without labels of its own."""
+    def value(self, name: str, kind: Kind, doc: str, extra: Labels = ()) -> Value:
+        """Declare a series without labels of its own but `extra`."""
         cell = Value()
-        self._add(name, kind, doc, [(self.common, cell)])
+        self._add(name, kind, doc, [((*self.common, *extra), cell)])
         return cell
 
     def values(self, name: str, kind: Kind, doc: str, label: str, known: Iterable[str]) -> Known:
@@ -165,15 +166,18 @@ class Series(Collector):
         else:
             self._add(name, "gauge", doc, cells)
 
-    def alias(self, name: str, of: str, doc: str, extra: Labels = (), rename: dict[str, str] | None = None) -> None:
-        """Show the cells of a family under another name, with labels added and label names changed."""
+    def alias(self, name: str, of: str, extra: Labels = (), words: dict[str, str] | None = None) -> None:
+        """Show the cells of a family under another name, with labels added.
+
+        `words` replaces label names and label values that are called otherwise there.
+        """
         source = self.families[of]
-        names = rename or {}
+        other = words or {}
         cells = [
-            ((*((names.get(key, key), value) for key, value in labels), *extra), cell)
+            ((*((other.get(key, key), other.get(value, value)) for key, value in labels), *extra), cell)
             for labels, cell in source.cells
         ]
-        self._add(name, source.kind, doc, cells)
+        self._add(name, source.kind, f"{source.doc} Same as {of}.", cells)
 
     def render(self) -> bytes:
         """The text format 0.0.4 of all families."""
