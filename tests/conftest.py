@@ -12,6 +12,21 @@ if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--run-slow` runs the long proofs whole; without it their short forms run alone."""
+    parser.addoption("--run-slow", action="store_true", help="run the long proofs whole")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the long proofs out unless asked for."""
+    if config.getoption("--run-slow"):
+        return
+    skip = pytest.mark.skip(reason="a long proof; its short form runs, --run-slow runs it whole")
+    for item in items:
+        if "slow" in item.keywords:
+            item.add_marker(skip)
+
+
 @pytest.fixture(scope="session")
 def anyio_backend() -> str:
     """The daemon runs on asyncio alone."""

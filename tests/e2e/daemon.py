@@ -122,7 +122,7 @@ def daemon(
         folder = Path(name)
         socket = folder / "kvyard.sock"
         command = [sys.executable, "-m", "kvyard.cli.main", "serve", "--port", "0", "--socket", str(socket)]
-        command += ["--model", str(model)] if model is not None else []
+        command += ["--model", str(model), "--served-model-name", "smollm2-135m"] if model is not None else []
         with (folder / "stderr").open("w") as errors:
             process = subprocess.Popen(
                 [*command, *flags], stdout=subprocess.PIPE, stderr=errors, text=True, env=environment(folder, env)

@@ -118,7 +118,6 @@ class Controls:
             "kv_blocks": limits.blocks,
             "prefix_reuse": limits.prefix_cache,
             "host_blocks": limits.swap_blocks,
-            **self._scheduler.advice.in_force(),
         }
 
     def _swap(self, message: Control) -> dict[str, Any] | None:

@@ -194,14 +194,14 @@ class EngineLoop:
         self._hit("model", plan)
         if plan.copies:
             self._p.backend.copy_blocks(plan.copies)
-        logits = self._p.backend.forward(build_batch(plan, self._p.block_size))
+        batch, slots = build_batch(plan, self._p.block_size)
+        logits = self._p.backend.forward(batch)
         recorder.computed()
-        if not plan.samples.any():
+        if not len(slots):
             recorder.sampled()
             return None
         page.phase(EnginePhase.SAMPLE, self._ns())
         self._hit("sample", plan)
-        slots = plan.slots[plan.samples]
         sampled = self._p.sampler.sample(logits, slots, self._p.scheduler.generated(slots))
         recorder.sampled()
         return sampled

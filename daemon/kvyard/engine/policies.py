@@ -15,6 +15,8 @@ from kvyard.policy.registry import RegistryError
 
 log = structlog.get_logger(__name__)
 
+KEPT_NAMES = 16
+"""Policies made lately whose names are known: those in charge and a candidate's."""
 Candidate = tuple[dict[Kind, Policy], dict[Kind, str], str | None]
 """Policies by kind, their names, and the discipline they are."""
 
@@ -25,6 +27,7 @@ class Loader:
     def __init__(self) -> None:
         self.origins: dict[str, tuple[str, str]] = {}
         """`kind/name` to distribution and version."""
+        self._made: list[tuple[Policy, str]] = []
 
     def candidate(self, kind: str, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
         """A policy or a whole discipline, ready to be swapped in. Raises RegistryError, ParamError."""
@@ -32,8 +35,7 @@ class Loader:
             return self._discipline(name, params, blocked)
         if kind not in KINDS:
             raise RegistryError(f"{kind!r} is no kind of policy; one of discipline, {', '.join(KINDS)}")
-        policy_kind = cast(Kind, kind)
-        return {policy_kind: self._one(policy_kind, name, params, blocked)}, {policy_kind: name}, None
+        return {kind: self._one(kind, name, params, blocked)}, {kind: name}, None
 
     def _discipline(self, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
         if name == "builtin":
@@ -56,7 +58,15 @@ class Loader:
             return BUILTIN[kind](**params)
         loaded = registry.load(kind, name, dict(params))
         self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
+        self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}")]
         return loaded.policy
+
+    def label(self, kind: Kind, policy: Policy) -> str:
+        """`kind/name` as operators know the policy. By identity: its own `__eq__` would run outside the guard."""
+        for made, label in reversed(self._made):
+            if made is policy:
+                return label
+        return f"{kind}/{policy.name or type(policy).__name__}"
 
     def at_start(
         self, discipline: str, parts: Mapping[str, tuple[str, dict[str, Any]]], blocked: Collection[str]

@@ -10,6 +10,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import structlog
@@ -24,6 +25,7 @@ from kvyard.engine.control import Controls
 from kvyard.engine.faults import Faults
 from kvyard.engine.loading import Loaded, load
 from kvyard.engine.loop import EngineLoop, Parts
+from kvyard.engine.model_config import ModelError
 from kvyard.engine.policies import Loader
 from kvyard.engine.pool_size import PoolSize, pool_size
 from kvyard.engine.recorder import Recorder
@@ -31,7 +33,7 @@ from kvyard.engine.sampler import Sampler
 from kvyard.link.messages import PROTOCOL, EngineInfo, Loading, Refused, Start
 from kvyard.link.progress import EnginePhase, ProgressPage
 from kvyard.logs import configure
-from kvyard.policy.base import KINDS
+from kvyard.policy.base import KINDS, Kind, Policy
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
 
@@ -57,6 +59,26 @@ def die_with(parent: int) -> None:
     libc.prctl(PR_SET_NAME, b"kvyard-engine", 0, 0, 0)
     if os.getppid() != parent:
         sys.exit(0)
+
+
+class _PolicyWatch:
+    """Writes the policy that is running to the progress page, for the supervisor."""
+
+    def __init__(self, page: ProgressPage, label: Callable[[Kind, Policy], str]) -> None:
+        self._page = page
+        self._label = label
+        self._known: dict[Kind, tuple[Policy, str]] = {}
+
+    def __call__(self, kind: Kind, policy: Policy | None) -> None:
+        """A policy is entered, or left."""
+        now = time.monotonic_ns()
+        if policy is None:
+            self._page.phase(EnginePhase.SCHEDULE, now)
+            return
+        known = self._known.get(kind)
+        if known is None or known[0] is not policy:
+            known = self._known[kind] = (policy, self._label(kind, policy))
+        self._page.policy(known[1], now)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,8 +123,7 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
         clock_ns=time.perf_counter_ns,
         cpu_ns=time.thread_time_ns,
         timer=SignalTimer(),
-        entered=lambda policy: page.policy(policy, time.monotonic_ns()),
-        left=lambda: page.phase(EnginePhase.SCHEDULE, time.monotonic_ns()),
+        watch=_PolicyWatch(page, loader.label),
     )
     scheduler = Scheduler(limits, policies, clock_ns=time.perf_counter_ns, guard=guard, salt=secrets.token_bytes(16))
     recorder = Recorder(scheduler, time.monotonic_ns)
@@ -125,7 +146,7 @@ def _allocate(start: Start, loaded: Loaded) -> PoolSize:
     size = pool_size(
         asked=start.kv_blocks,
         max_model_len=start.max_model_len,
-        model_limit=loaded.config.max_position,
+        model_limit=loaded.config.max_context,
         block_size=start.block_size,
         block_bytes=loaded.backend.geometry.block_bytes,
         free_bytes=loaded.backend.free_bytes(),
@@ -168,8 +189,8 @@ def run(link: socket.socket) -> int:
     faulthandler.register(signal.SIGUSR1, file=descriptors[1], all_threads=True)
     try:
         engine = _build(start, channel, page)
-    except (StartError, BackendError) as error:
-        code = getattr(error, "code", "backend")
+    except (StartError, BackendError, ModelError) as error:
+        code = error.code if isinstance(error, StartError) else "backend"
         channel.send(Refused(code, str(error), error.hint))
         channel.finish(2.0)
         return 6

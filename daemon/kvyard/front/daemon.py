@@ -16,7 +16,7 @@ from kvyard.front.engine_child import EngineDeath
 from kvyard.front.events import EventLog, Feed
 from kvyard.front.metrics import Metrics
 from kvyard.front.one_shot import run_one
-from kvyard.front.operations import OperationError, Who
+from kvyard.front.operations import GenerateCall, OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.policy_listing import describe_installed, listing
 from kvyard.front.quarantine import Quarantine, state_file
@@ -325,11 +325,11 @@ class Daemon:
             "engine": engine,
         }
 
-    def generate(self, params: Mapping[str, Any], who: Who) -> AsyncIterator[Mapping[str, Any]]:
+    def generate(self, call: GenerateCall, who: Who) -> AsyncIterator[Mapping[str, Any]]:
         """One request: deltas, then a last item with `finish_reason` and `usage`."""
         if self.text is None:
             raise OperationError("starting", "the tokenizer is still loading", "try again in a moment")
-        return run_one(self.serving, self.text, params)
+        return run_one(self.serving, self.text, call)
 
     async def model_list(self) -> Mapping[str, Any]:
         """The served model."""

@@ -7,9 +7,7 @@ import uuid
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
-import msgspec
-
-from kvyard.front.operations import OperationError
+from kvyard.front.operations import GenerateCall, OperationError
 from kvyard.front.service import Job, Refusal, Service
 from kvyard.front.text.errors import ChatTemplateError
 from kvyard.front.text.stops import StopStrings
@@ -17,36 +15,21 @@ from kvyard.front.text.support import PromptTooLong, TextSupport
 from kvyard.link.messages import Sampling
 
 
-class OneShot(msgspec.Struct, forbid_unknown_fields=True):
-    """Parameters of `generate`."""
-
-    prompt: str | list[int]
-    chat: bool = False
-    max_tokens: int = 128
-    temperature: float = 0.0
-    seed: int | None = None
-    priority: int = 0
-    stream: bool = False
-
-    def check(self) -> None:
-        """Raises OperationError for values out of range."""
-        for wrong, text in (
-            (self.max_tokens < 1, "max_tokens is at least 1"),
-            (not 0 <= self.temperature <= 100, "temperature is between 0 and 100"),
-            (self.seed is not None and not 0 <= self.seed < 2**63, "seed is between 0 and 2^63 - 1"),
-            (self.chat and not isinstance(self.prompt, str), "chat takes a text prompt"),
-        ):
-            if wrong:
-                raise OperationError("bad-params", text)
+def _check(call: GenerateCall) -> None:
+    """Raises OperationError for values out of range."""
+    for wrong, text in (
+        (call.max_tokens < 1, "max_tokens is at least 1"),
+        (not 0 <= call.temperature <= 100, "temperature is between 0 and 100"),
+        (call.seed is not None and not 0 <= call.seed < 2**63, "seed is between 0 and 2^63 - 1"),
+        (call.chat and not isinstance(call.prompt, str), "chat takes a text prompt"),
+    ):
+        if wrong:
+            raise OperationError("bad-params", text)
 
 
-async def run_one(service: Service, text: TextSupport, params: Mapping[str, Any]) -> AsyncIterator[Mapping[str, Any]]:
+async def run_one(service: Service, text: TextSupport, asked: GenerateCall) -> AsyncIterator[Mapping[str, Any]]:
     """Deltas (`text`, `token_ids`), then `finish_reason` and `usage`. Closing the iterator cancels the request."""
-    try:
-        asked = msgspec.convert(dict(params), OneShot)
-    except msgspec.ValidationError as error:
-        raise OperationError("bad-params", f"generate: {error}") from None
-    asked.check()
+    _check(asked)
     try:
         prompt = await _prompt(service, text, asked)
         generation = service.submit(_job(asked, prompt))
@@ -74,7 +57,7 @@ async def run_one(service: Service, text: TextSupport, params: Mapping[str, Any]
         generation.cancel()
 
 
-async def _prompt(service: Service, text: TextSupport, asked: OneShot) -> list[int]:
+async def _prompt(service: Service, text: TextSupport, asked: GenerateCall) -> list[int]:
     limit = max(service.max_model_len, 1)
     if not isinstance(asked.prompt, str):
         most = text.tokenizer.vocab_size
@@ -90,7 +73,7 @@ async def _prompt(service: Service, text: TextSupport, asked: OneShot) -> list[i
     return await text.encode(rendered, limit=limit, add_special_tokens=False)
 
 
-def _job(asked: OneShot, prompt: list[int]) -> Job:
+def _job(asked: GenerateCall, prompt: list[int]) -> Job:
     seed = asked.seed if asked.seed is not None else secrets.randbits(63)
     return Job(
         request_id=f"gen-{uuid.uuid4().hex}",

@@ -15,6 +15,7 @@ import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import structlog
 import uvloop
@@ -112,7 +113,8 @@ async def _run(settings: Settings, model: ModelRef, listening: socket.socket, co
 
 async def _live(settings: Settings, daemon: Daemon, http: HttpServer, stop: _Stop, address: str) -> int:
     stopping = asyncio.create_task(stop.drain.wait())
-    await asyncio.wait([daemon.first_ready, stopping], return_when=asyncio.FIRST_COMPLETED)
+    first: set[asyncio.Future[Any]] = {daemon.first_ready, stopping}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if daemon.first_ready.done():
         try:
             _announce(settings, daemon, daemon.first_ready.result(), address)
@@ -129,7 +131,8 @@ async def _drain(settings: Settings, daemon: Daemon, http: HttpServer, stop: _St
     log.info("daemon.drains", sequences=len(daemon.serving.journal), limit_s=settings.drain_timeout_s)
     draining = asyncio.create_task(daemon.drained(settings.drain_timeout_s))
     forced = asyncio.create_task(stop.force.wait())
-    await asyncio.wait([draining, forced], return_when=asyncio.FIRST_COMPLETED)
+    first: set[asyncio.Future[Any]] = {draining, forced}
+    await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if forced.done():
         left = daemon.serving.fail_all("shutting_down", "the daemon was stopped before this request was complete")
         log.warning("daemon.forced", sequences=left)

@@ -1,0 +1,68 @@
+"""Installed policies as operators see them; no plugin's code runs in the front.
+
+Details of a policy that is not in charge need its class, so they are read in a scratch process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
+from kvyard.front.operations import OperationError
+from kvyard.policy.registry import list_policies
+
+SCRATCH_LIMIT_S = 20.0
+
+
+def listing(active: Collection[tuple[str, str]], quarantined: list[QuarantineEntry]) -> PolicyListing:
+    """Everything installed; `active` are (kind, name) of what is in charge."""
+    away = {entry.policy: entry for entry in quarantined}
+    found = list_policies()
+    rows = []
+    for item in found.policies:
+        entry = away.get(f"{item.kind}/{item.name}")
+        problem = item.problem or (f"in quarantine ({entry.code}: {entry.message})" if entry is not None else "")
+        rows.append(
+            PolicyRow(
+                kind=item.kind,
+                name=item.name,
+                distribution=item.distribution,
+                version=item.version,
+                api=item.api,
+                active=(item.kind, item.name) in active,
+                problem=problem,
+                doc=item.doc,
+            )
+        )
+    return PolicyListing(rows, list(found.problems))
+
+
+async def describe_installed(kind: str, name: str) -> Mapping[str, Any]:
+    """A policy's documentation and parameters, read in a scratch process. Raises OperationError."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-m",
+        "kvyard.policy.describe",
+        kind,
+        name,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    try:
+        output, _ = await asyncio.wait_for(process.communicate(), SCRATCH_LIMIT_S)
+    except TimeoutError:
+        process.kill()
+        await process.wait()
+        raise OperationError("hung", f"{kind}/{name} did not load within {SCRATCH_LIMIT_S:.0f} s") from None
+    try:
+        answer: dict[str, Any] = json.loads(output)
+    except ValueError:
+        raise OperationError("crashed", f"{kind}/{name} ended the process that loaded it") from None
+    if "error" in answer:
+        raise OperationError(str(answer["code"]), str(answer["error"]))
+    return answer

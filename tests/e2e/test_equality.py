@@ -1,0 +1,81 @@
+"""The promise about tokens: in deterministic mode a row's logits never depend on its neighbours or on pressure."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.daemon import DaemonProcess, daemon, wait_until
+from tests.e2e.metrics import idle_again, value
+from tests.e2e.streams import Result, Wish, run_all, run_each, wishes
+
+STREAMS = 100
+POOL_BLOCKS = 60
+"""Holds about 20 of the sequences below, so that preemption is forced."""
+
+
+@pytest.fixture(scope="module")
+def wanted() -> list[Wish]:
+    return wishes(STREAMS, seed=1)
+
+
+@pytest.fixture(scope="module")
+def solo(default_model: Path, wanted: list[Wish]) -> Iterator[list[Result]]:
+    with daemon("--deterministic", "--dtype", "float32", "--kv-blocks", "512", model=default_model) as running:
+        yield run_each(running.base, wanted)
+
+
+def check_equal(got: list[Result], solo: list[Result], wanted: list[Wish]) -> None:
+    """Every stream whole, once, and with the logits of its solo run."""
+    for number, (mine, alone, wish) in enumerate(zip(got, solo, wanted, strict=True)):
+        assert mine.error == "", f"stream {number}: {mine.error}"
+        assert mine.finishes == ["length"], f"stream {number}"
+        assert len(mine.tokens) == wish.max_tokens
+        assert mine.tokens == alone.tokens, f"stream {number}: tokens differ"
+        assert len(mine.hashes) == wish.max_tokens
+        assert mine.hashes == alone.hashes, f"stream {number}: logits differ from the solo run"
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("budget", [64, 256])
+def test_a_hundred_streams_under_pressure_equal_their_solo_runs(
+    default_model: Path, solo: list[Result], wanted: list[Wish], budget: int
+) -> None:
+    flags = ("--deterministic", "--dtype", "float32", "--kv-blocks", str(POOL_BLOCKS))
+    with daemon(*flags, "--max-step-tokens", str(budget), model=default_model) as running:
+        base_kv = running.status()["kv"]
+        got = asyncio.run(run_all(running.base, wanted))
+        check_equal(got, solo, wanted)
+        assert value(running, "kvyard_preemptions_total") > 0, "the pool was meant to be too small"
+        idle_again(running)
+        assert running.status()["kv"] == base_kv
+
+
+def test_a_client_that_goes_away_frees_its_blocks_within_two_steps(default_model: Path) -> None:
+    with daemon("--kv-blocks", "256", model=default_model) as running:
+        stays = wishes(1, seed=3, output=(300, 300))[0]
+        leaves = wishes(1, seed=4, output=(900, 900))[0]
+        asyncio.run(_leave_early(running, stays, leaves))
+
+
+async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish) -> None:
+    import httpx
+
+    from tests.e2e.streams import stream
+
+    async with httpx.AsyncClient(base_url=running.base, timeout=60) as client:
+        staying = asyncio.create_task(stream(client, stays))
+        leaving = asyncio.create_task(stream(client, leaves))
+        await asyncio.to_thread(
+            wait_until, lambda: value(running, "kvyard_sequences_running") == 2, 20, "both to run"
+        )
+        leaving.cancel()
+        await asyncio.to_thread(
+            wait_until, lambda: value(running, "kvyard_sequences_running") == 1, 1, "one to be gone"
+        )
+        result = await staying
+        assert result.finishes == ["length"]
+    idle_again(running)
