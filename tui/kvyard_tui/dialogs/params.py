@@ -40,6 +40,7 @@ class ParamsDialog(ChangeDialog):
             choices.add_option(Option(clean(text), id=key))
         if self._known:
             choices.focus()
+            choices.action_first()
         else:
             self._show("The policies in charge have no parameters.", "dim")
 
