@@ -31,7 +31,7 @@ class CpuOps:
             return product
         outputs, inputs = weight.shape
         if (outputs, inputs) not in self._row_sizes:
-            self._row_sizes[outputs, inputs] = agreeing_rows(product, inputs, outputs, self.dtype)
+            self._row_sizes[outputs, inputs] = agreeing_rows(outputs, inputs, self.dtype)
         return RowTiles(product, self._row_sizes[outputs, inputs])
 
     def constant(self, tensor: Tensor) -> Tensor:
