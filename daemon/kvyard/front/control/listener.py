@@ -86,6 +86,7 @@ def _make_folder(folder: Path, gid: int | None) -> None:
             for missing in reversed([parent for parent in folder.parents if not parent.exists()]):
                 missing.mkdir(mode=0o755, exist_ok=True)
             folder.mkdir(mode=0o700)
+            folder.chmod(0o700)
             if gid is not None:
                 os.chown(folder, -1, gid)
                 folder.chmod(0o750)

@@ -34,6 +34,9 @@ HANG_UP_POLL = 0.1
 LINGER = 1.0
 """Seconds in which the rest of an over-long line is read away, so that the peer gets to see the error."""
 
+LONG = MUTATIONS | {"generate"}
+"""Calls that may take long and run side by side; the others run one by one, each written before the next."""
+
 _log = structlog.get_logger("kvyard.control")
 _encoder = msgspec.json.Encoder()
 _requests = msgspec.json.Decoder(Request)
@@ -62,12 +65,14 @@ class Session:
         self._calls: dict[asyncio.Task[None], str] = {}
         self._topics: list[asyncio.Task[None]] = []
         self._places = asyncio.Semaphore(IN_FLIGHT)
+        self._turn = asyncio.Lock()
+        """Held until what was written is on its way, so that answers do not pile up before a slow reader."""
         self._dropped = 0
 
     async def run(self) -> None:
         """The whole conversation."""
         try:
-            await self._write(self._hello)
+            await self._write(_encoder.encode(self._hello))
             while line := await self._read_line():
                 await self._places.acquire()
                 task = asyncio.create_task(self._answer(line))
@@ -98,7 +103,8 @@ class Session:
 
     async def send(self, topic: str, data: dict[str, object]) -> None:
         """Send an event that belongs to an answer; waits for a slow reader."""
-        await self._write(Event(topic, time.time(), data))
+        async with self._turn:
+            await self._write(_encoder.encode(Event(topic, time.time(), data)))
 
     async def finish(self, timeout_s: float) -> None:
         """Give calls under way that long to be answered; the server is closing."""
@@ -114,7 +120,7 @@ class Session:
         except asyncio.IncompleteReadError:
             return b""
         except asyncio.LimitOverrunError:
-            await self._write(
+            await self._reply(
                 _error(0, "too-large", f"a line has at most {MAX_LINE} bytes", "send less; this connection ends")
             )
             with contextlib.suppress(TimeoutError):
@@ -132,7 +138,11 @@ class Session:
         task = asyncio.current_task()
         if task is not None:
             self._calls[task] = request.method
-        await self._reply(await self._call(request))
+        if request.method in LONG:
+            await self._reply(await self._call(request))
+        else:
+            async with self._turn:
+                await self._reply(await self._call(request), in_turn=True)
 
     async def _call(self, request: Request) -> Response:
         outcome = "ok"
@@ -171,14 +181,20 @@ class Session:
         self._operations.log.add("control", text, method=request.method, params=params, who=who, outcome=outcome)
         _log.info("control", method=request.method, params=params, outcome=outcome, **who)
 
-    async def _reply(self, response: Response) -> None:
+    async def _reply(self, response: Response, in_turn: bool = False) -> None:
         try:
-            await self._write(response)
-        except (TypeError, ValueError):
+            line = _encoder.encode(response)
+        except (TypeError, ValueError, OverflowError):
             _log.exception("a result is no JSON")
-            await self._write(_error(response.id, "internal", "the result cannot be sent as JSON", "see the log"))
-        except OSError:
-            pass  # the reading side notices that the peer is gone and ends the session
+            failed = _error(response.id, "internal", "the result cannot be sent as JSON", "its log has the details")
+            line = _encoder.encode(failed)
+        # A peer that is gone is noticed by the reading side, which ends the session.
+        with contextlib.suppress(OSError):
+            if in_turn:
+                await self._write(line)
+            else:
+                async with self._turn:
+                    await self._write(line)
 
     # ---- subscriptions -------------------------------------------------------------------------------------
 
@@ -230,8 +246,8 @@ class Session:
     def _backlog(self) -> int:
         return self._writer.transport.get_write_buffer_size()
 
-    async def _write(self, message: Hello | Response | Event) -> None:
-        self._writer.write(_encoder.encode(message) + b"\n")
+    async def _write(self, line: bytes) -> None:
+        self._writer.write(line + b"\n")
         try:
             async with asyncio.timeout(STALL_TIMEOUT):
                 await self._writer.drain()
