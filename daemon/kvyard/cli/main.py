@@ -30,6 +30,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The reader (`| head`) has gone: point stdout elsewhere, so that the flush at exit says nothing either.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
+    except Exception as error:
+        if os.environ.get("KVYARD_TRACEBACK"):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        tell(f"a defect of kvyard: {what}", "KVYARD_TRACEBACK=1 shows where; please report it", "internal", as_json)
+        return FAILED
     return code
 
 

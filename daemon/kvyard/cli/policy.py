@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json as json_module
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,7 +14,7 @@ from kvyard.cli.options import JsonOption, SocketOption
 from kvyard.cli.output import clean, say, say_json, table
 from kvyard.control.client import Client, NotRunning
 from kvyard.control.paths import client_socket
-from kvyard.control.schema import PolicyListing, SwapResult
+from kvyard.control.schema import PolicyListing, PolicyRow, SwapResult
 
 SWAP_TIMEOUT = 120.0
 """Seconds: the answer comes when the policy is in charge, after vetting and adoption."""
@@ -138,8 +137,14 @@ def _value(raw: str) -> bool | int | float | str:
 
 
 def _installed() -> PolicyListing:
-    registry = importlib.import_module("kvyard.policy.registry")
-    return msgspec.convert(registry.list_policies(), PolicyListing, from_attributes=True)
+    from kvyard.policy.registry import list_policies as installed
+
+    found = installed()
+    rows = [
+        PolicyRow(row.kind, row.name, row.distribution, row.version, row.api, False, row.problem, row.doc)
+        for row in found.policies
+    ]
+    return PolicyListing(rows, list(found.problems))
 
 
 def _outline(value: object, depth: int = 0) -> list[str]:

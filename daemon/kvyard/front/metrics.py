@@ -26,16 +26,15 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OUTCOMES: Final = ("stop", "length", "cancelled", "error")
 HOWS: Final = ("recompute", "swap", "other")
-WAIT_REASONS: Final = ("blocks", "slots", "tokens", "policy", "paused", "recovering", "other")
-OVERRIDE_CAUSES: Final = (
-    "capacity", "budget", "unknown", "duplicate", "forced-admission", "forced-victim", "forced-progress", "other",
-)  # fmt: skip
+WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "recovering", "policy")
+"""Reasons of the core; any other text is a policy's own and counts as `policy`."""
+OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
 EJECTION_CODES: Final = (
-    "raised", "nonsense", "unknown-id", "overrides", "too-slow", "hung", "stalled", "starved", "memory", "spawned",
-    "forbidden", "crashed", "other",
+    "raised", "timeout", "too-slow", "hung", "nonsense", "not-a-decision", "duplicate", "unknown", "finished",
+    "not-waiting", "not-running", "overrides", "stalled", "starved", "memory", "forbidden", "other",
 )  # fmt: skip
 REFUSAL_CODES: Final = (
-    "queue-full", "too-long", "never-fits", "draining", "not-ready", "bad-request", "queue-timeout", "other",
+    "queue_full", "context_length_exceeded", "empty_prompt", "starting", "draining", "other",
 )  # fmt: skip
 PARTS: Final = ("inbox", "schedule", "model", "sample", "outputs", "gap")
 
@@ -285,7 +284,7 @@ class Metrics:
         )
         self._by_reason = s.values(
             "kvyard_sequences_waiting_by_reason", "gauge", "Why sequences wait; adds up to the waiting.",
-            "reason", WAIT_REASONS,
+            "reason", WAIT_REASONS, fallback="policy",
         )  # fmt: skip
         self._blocks = s.values(
             "kvyard_kv_blocks", "gauge", "KV blocks by state; used + cached + free is the pool.",

@@ -122,11 +122,13 @@ class Series(Collector):
         self._add(name, kind, doc, [((*self.common, *extra), cell)])
         return cell
 
-    def values(self, name: str, kind: Kind, doc: str, label: str, known: Iterable[str]) -> Known:
+    def values(
+        self, name: str, kind: Kind, doc: str, label: str, known: Iterable[str], fallback: str = "other"
+    ) -> Known:
         """Declare one series per known value of a label, all present from the start."""
         cells = {value: Value() for value in known}
         self._add(name, kind, doc, [((*self.common, (label, value)), cell) for value, cell in cells.items()])
-        return Known(cells)
+        return Known(cells, fallback)
 
     def grid(
         self, name: str, kind: Kind, doc: str, labels: tuple[str, str], rows: Iterable[str], known: Iterable[str]
@@ -195,12 +197,13 @@ class Series(Collector):
 
 @dataclass(slots=True)
 class Known:
-    """Series by the known values of a label; any other value counts as `other`, so no client makes new ones."""
+    """Series by the known values of a label; any other value counts as `fallback`, so no client makes new ones."""
 
     cells: dict[str, Value]
+    fallback: str = "other"
 
     def __getitem__(self, value: str) -> Value:
-        return self.cells.get(value) or self.cells["other"]
+        return self.cells.get(value) or self.cells[self.fallback]
 
 
 def _histogram_lines(prefixes: list[str], cell: Histogram) -> Iterator[str]:

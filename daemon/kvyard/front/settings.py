@@ -22,7 +22,7 @@ from kvyard.control.paths import config_files, default_socket
 
 Change = Literal["live", "restart"]
 PREFIX = "KVYARD_"
-OTHER_VARIABLES = {"KVYARD_CONFIG"}
+OTHER_VARIABLES = {"KVYARD_CONFIG", "KVYARD_TRACEBACK"}
 """Variables with the prefix that are no settings."""
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux, without the final NUL."""

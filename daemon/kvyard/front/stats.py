@@ -130,10 +130,10 @@ class Waiting:
         """A sequence is gone without having been admitted."""
         self._own.pop(sequence, None)
 
-    def clear(self) -> None:
-        """A new engine begins with no reasons."""
+    def clear(self, reason: str = "") -> None:
+        """Forget all reasons; `reason` holds for everybody until the next change."""
         self._own.clear()
-        self._queue = ""
+        self._queue = reason
 
     def reason(self, sequence: int) -> str:
         """Why this one waits."""
@@ -222,7 +222,7 @@ class Stats:
     def engine_restarted(self) -> None:
         """The engine is gone, and what ran waits for the next one."""
         self._counts = (0, sum(self._counts))
-        self.waiting.clear()
+        self.waiting.clear("recovering")
 
     def queued(self, seconds: float) -> None:
         """A sequence was admitted for the first time."""
