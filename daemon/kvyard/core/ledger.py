@@ -6,6 +6,7 @@ through `_vacate`, so blocks come back exactly once, whatever ends a sequence.
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 
 import numpy as np
@@ -19,6 +20,10 @@ from kvyard.core.prefix import DigestChain, PrefixIndex
 from kvyard.core.queue import WaitingQueue
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.snapshot import View
+from kvyard.policy.snapshot import Ended
+
+REMEMBER_ENDED = 256
+"""Sequences that ran to their end, kept for policies to learn from."""
 
 
 class NeverFits(ValueError):
@@ -51,6 +56,7 @@ class Ledger:
         self.queue = WaitingQueue()
         self.sequences: dict[int, SequenceState] = {}
         self.count = Tally()
+        self.ended: deque[Ended] = deque(maxlen=REMEMBER_ENDED)
         self.step = 0
         self.now = 0.0
         self.prompts = 0
@@ -104,11 +110,12 @@ class Ledger:
         self._end(seq)
 
     def finish_rows(self, rows: IntArray) -> list[SequenceState]:
-        """End many running sequences at once, as `finish` would."""
+        """End many running sequences at once, as `finish` would; they ran to their end."""
         ended = [self.cols.owner_of(row) for row in rows.tolist()]
         for seq in ended:
             self._vacate(seq, keep_tokens=False)
             self._end(seq)
+            self.ended.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
         self.cols.close_ranks()
         return ended
 

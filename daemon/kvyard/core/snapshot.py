@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from kvyard.core.ledger import Ledger
     from kvyard.core.sequence import SequenceState
     from kvyard.core.step import StepState
-    from kvyard.policy.snapshot import Counts, FloatColumn, IntColumn, Kept, StepTime
+    from kvyard.policy.snapshot import Counts, Ended, FloatColumn, IntColumn, Kept, StepTime
 
 N = TypeVar("N", np.int64, np.float64)
 
@@ -279,6 +279,10 @@ class CoreSnapshot(ReadOnly):
         return self._step_state.left
 
     @property
+    def left_prompts(self) -> int:
+        return max(0, min(self._step_state.left, self._step_state.left_prompts))
+
+    @property
     def placed(self) -> int:
         return self._step_state.placed
 
@@ -301,6 +305,10 @@ class CoreSnapshot(ReadOnly):
     @property
     def preempted(self) -> tuple[int, ...]:
         return tuple(self._step_state.preempted)
+
+    @property
+    def ended(self) -> tuple[Ended, ...]:
+        return tuple(self._ledger.ended)
 
     def blocks_for(self, tokens: int) -> int:
         return self._ledger.blocks_for(tokens)

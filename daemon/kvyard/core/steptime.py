@@ -9,6 +9,8 @@ from __future__ import annotations
 FORGET = 0.99
 """Weight of a step after each further one: the fit looks back over about a hundred steps."""
 MIN_STEPS = 8
+COPY_WEIGHT = 0.2
+"""Weight of the newest copy in the running mean of the time per block."""
 Vector = tuple[float, float, float]
 
 
@@ -21,6 +23,7 @@ class OnlineStepTime:
         self._weights: list[float] = [0.0, 0.0, 0.0]
         self._inverse = [[1e3 if i == j else 0.0 for j in range(3)] for i in range(3)]
         self._steps = 0
+        self._per_block = 0.0
 
     def seconds(self, decodes: int, prompt_tokens: int) -> float:
         """Expected duration of such a step; 0.0 before enough steps were seen."""
@@ -29,8 +32,15 @@ class OnlineStepTime:
         x = self._inputs(decodes, prompt_tokens)
         return max(0.0, sum(w * v for w, v in zip(self._weights, x, strict=True)))
 
-    def observe(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
-        """A step of that many decodes and prompt tokens took `seconds`."""
+    def copy_seconds(self, blocks: int) -> float:
+        """Expected time to copy that many blocks to or from the host pool; 0.0 before a copy was seen."""
+        return self._per_block * blocks
+
+    def observe(self, decodes: int, prompt_tokens: int, seconds: float, copied_blocks: int = 0) -> None:
+        """A step of that many decodes, prompt tokens and copied blocks took `seconds`."""
+        if copied_blocks:
+            self._observe_copy(seconds - self.seconds(decodes, prompt_tokens), copied_blocks)
+            return  # what the copies took would be taken for work of the model
         x = self._inputs(decodes, prompt_tokens)
         p = self._inverse
         px = [sum(row[j] * x[j] for j in range(3)) for row in p]
@@ -42,6 +52,14 @@ class OnlineStepTime:
             [min(1e6, max(-1e6, (p[i][j] - gain[i] * px[j]) / FORGET)) for j in range(3)] for i in range(3)
         ]
         self._steps += 1
+
+    def _observe_copy(self, seconds: float, blocks: int) -> None:
+        if self._steps < MIN_STEPS:
+            return
+        # Never quite zero: zero says that no copy was seen.
+        per_block = max(seconds, 1e-9) / blocks
+        weight = COPY_WEIGHT if self._per_block else 1.0
+        self._per_block += weight * (per_block - self._per_block)
 
     def _inputs(self, decodes: int, prompt_tokens: int) -> Vector:
         return (self.SCALE[0], decodes * self.SCALE[1], prompt_tokens * self.SCALE[2])

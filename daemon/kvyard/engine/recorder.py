@@ -64,7 +64,8 @@ class Recorder:
             return None
         outputs = self._lap()
         self._ended = self._last
-        scheduler.observe(parts.decode_tokens, parts.prompt_tokens, (self._model + self._sample) / 1e9)
+        copied = sum(len(copy.source) for copy in plan.copies)
+        scheduler.observe(parts.decode_tokens, parts.prompt_tokens, (self._model + self._sample) / 1e9, copied)
         record = StepRecord(
             step=plan.step,
             at=self._at,

@@ -28,7 +28,7 @@ from kvyard.policy.decisions import (
     nobody,
 )
 from kvyard.policy.params import ParamError, PolicyParams, Value, live, restart
-from kvyard.policy.snapshot import Columns, Counts, PolicyState, RequestView, Snapshot, StepTime, Waiting
+from kvyard.policy.snapshot import Columns, Counts, Ended, PolicyState, RequestView, Snapshot, StepTime, Waiting
 
 __all__ = [
     "ADMIT",
@@ -46,6 +46,7 @@ __all__ = [
     "Columns",
     "Counts",
     "Discipline",
+    "Ended",
     "Entry",
     "Kind",
     "OrderKey",

@@ -8,7 +8,7 @@ I/O, no torch, so that the same object decides the same in the engine, the simul
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -94,6 +94,17 @@ class RequestView(Protocol):
         """What a preempted sequence kept: `none` (recompute) or `swapped` (KV in the host pool)."""
 
 
+class Ended(NamedTuple):
+    """A sequence that ran to its end, by a stop or at its length; cancelled ones are not among them."""
+
+    id: int
+    tenant: str
+    prompt_len: int
+    generated: int
+    """Output tokens in all."""
+    max_new: int
+
+
 class Counts(Protocol):
     """Cumulative counters since the engine started."""
 
@@ -152,6 +163,9 @@ class StepTime(Protocol):
     def seconds(self, decodes: int, prompt_tokens: int) -> float:
         """Expected duration of a step of that many decodes and prompt tokens; 0.0 before it is fitted."""
 
+    def copy_seconds(self, blocks: int) -> float:
+        """Expected time to copy that many blocks to the host pool or back; 0.0 before a copy was measured."""
+
 
 class Snapshot(Protocol):
     """The scheduler's state at one moment of one step."""
@@ -189,6 +203,10 @@ class Snapshot(Protocol):
         """Tokens of the budget not yet placed in this step."""
 
     @property
+    def left_prompts(self) -> int:
+        """Prompt tokens that this step may still place: `left`, and no more than the shape's `prompts`."""
+
+    @property
     def placed(self) -> int:
         """Sequences placed so far in this step."""
 
@@ -219,6 +237,10 @@ class Snapshot(Protocol):
     @property
     def count(self) -> Counts:
         """Cumulative counters."""
+
+    @property
+    def ended(self) -> Sequence[Ended]:
+        """The last sequences that ran to their end, oldest first, at most 256: what a policy may learn from."""
 
     @property
     def cols(self) -> Columns:
