@@ -27,7 +27,13 @@ STATUSES: Final = {
 }
 """Exit statuses of every command (those below 8 as LSB has them)."""
 
-_BY_CODE: Final = {"not-running": NOT_RUNNING, "forbidden": FORBIDDEN, "bad-params": USAGE, "unknown-method": USAGE}
+_BY_CODE: Final = {
+    "not-running": NOT_RUNNING,
+    "forbidden": FORBIDDEN,
+    "bad-params": USAGE,
+    "unknown-method": USAGE,
+    "unknown": NOT_INSTALLED,
+}
 
 
 class CliError(Exception):

@@ -11,6 +11,7 @@ import typer
 
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
+from kvyard.cli.outline import shown_lines
 from kvyard.cli.output import clean, say, say_json, table
 from kvyard.control.client import Client, NotRunning
 from kvyard.control.paths import client_socket
@@ -70,7 +71,7 @@ def show(
     if json:
         say_json(shown)
     else:
-        say("\n".join(_outline(shown)))
+        say("\n".join(shown_lines(shown)))
 
 
 def swap(
@@ -145,30 +146,3 @@ def _installed() -> PolicyListing:
         for row in found.policies
     ]
     return PolicyListing(rows, list(found.problems))
-
-
-def _outline(value: object, depth: int = 0) -> list[str]:
-    """Nested objects as indented `name: value` lines."""
-    pad = "  " * depth
-    if isinstance(value, dict):
-        lines = []
-        for name, item in value.items():
-            if isinstance(item, dict | list) and item:
-                lines += [f"{pad}{clean(str(name))}:", *_outline(item, depth + 1)]
-            else:
-                lines.append(f"{pad}{clean(str(name))}: {_scalar(item)}")
-        return lines
-    if isinstance(value, list):
-        lines = []
-        for item in value:
-            inner = _outline(item, depth + 1)
-            first = inner[0].strip() if inner else ""
-            lines += [f"{pad}- {first}", *inner[1:]]
-        return lines
-    return [f"{pad}{_scalar(value)}"]
-
-
-def _scalar(value: object) -> str:
-    if value is None or value in ([], {}):
-        return "-"
-    return {True: "true", False: "false"}[value] if isinstance(value, bool) else clean(str(value))

@@ -43,10 +43,10 @@ def _head(s: Status) -> list[str]:
     m, e = s.model, s.engine
     reason = f" ({clean(e.reason)})" if e.reason else ""
     mode = ", deterministic" if m.deterministic else ""
+    most = f", at most {count(m.max_model_len)} tokens" if m.max_model_len else ""
     return [
         f"kvyard {s.version}  {state(s)}{reason}  {clean(s.address)}  up {duration(s.uptime_s)}",
-        f"model    {clean(m.id)}  {clean(m.family)}, {m.dtype} on {clean(m.device)} ({m.backend}){mode}, "
-        f"at most {count(m.max_model_len)} tokens",
+        f"model    {clean(m.id)}  {clean(m.family)}, {m.dtype} on {clean(m.device or m.backend)}{mode}{most}",
         f"engine   {e.state}  pid {e.pid or '-'}  up {duration(e.uptime_s)}  restarts {e.restarts}  "
         f"step {count(e.step)}, {duration(e.last_step_age_s)} ago",
     ]

@@ -1,0 +1,76 @@
+"""Answers of `policy show` as text: parameters as a table, whatever else there is as indented lines."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from kvyard.cli.output import clean, table
+
+
+def shown_lines(shown: dict[str, Any]) -> list[str]:
+    """One policy, or all that are in charge under `policies`."""
+    if "policies" not in shown:
+        return part_lines(shown) if "params" in shown else outline(shown)
+    lines: list[str] = []
+    for part in shown["policies"]:
+        lines += [*part_lines(part), ""]
+    return lines + outline({name: value for name, value in shown.items() if name != "policies"})
+
+
+def part_lines(part: dict[str, Any]) -> list[str]:
+    """A policy and its parameters."""
+    known = {"kind", "name", "version", "distribution", "api", "doc", "params"}
+    head = f"{part.get('kind', '')} {part.get('name', '')} {part.get('version', '')}"
+    lines = [f"{clean(head)}  ({clean(str(part.get('distribution', '?')))}, API {clean(str(part.get('api', '?')))})"]
+    lines += [f"  {clean(line.strip())}" for line in str(part.get("doc", "")).splitlines() if line.strip()]
+    params = part.get("params") or []
+    if params and isinstance(params, list):
+        head_row = ("PARAMETER", "VALUE", "DEFAULT", "ACCEPTS", "CHANGE", "WHAT IT IS")
+        lines += ["  " + line for line in table(head_row, [_param_row(param) for param in params])]
+    rest = {name: value for name, value in part.items() if name not in known}
+    return lines + ["  " + line for line in outline(rest)]
+
+
+def _param_row(param: dict[str, Any]) -> tuple[str, ...]:
+    doc = " ".join(
+        text for text in (str(param.get("doc") or ""), f"({param['unit']})" if param.get("unit") else "") if text
+    )
+    return (
+        str(param.get("name", "")), scalar(param.get("value")), scalar(param.get("default")), _accepts(param),
+        str(param.get("change", "")), doc,
+    )  # fmt: skip
+
+
+def _accepts(param: dict[str, Any]) -> str:
+    if param.get("choices"):
+        return " | ".join(map(str, param["choices"]))
+    low, high = param.get("ge"), param.get("le")
+    if low is None and high is None:
+        return str(param.get("type", ""))
+    return f"{'' if low is None else f'{low:g}'}..{'' if high is None else f'{high:g}'}"
+
+
+def outline(value: object, depth: int = 0) -> list[str]:
+    """Nested objects as indented `name: value` lines."""
+    pad = "  " * depth
+    lines: list[str] = []
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if isinstance(item, dict | list) and item:
+                lines += [f"{pad}{clean(str(name))}:", *outline(item, depth + 1)]
+            else:
+                lines.append(f"{pad}{clean(str(name))}: {scalar(item)}")
+    elif isinstance(value, list):
+        for item in value:
+            inner = outline(item, depth + 1)
+            lines += [f"{pad}- {inner[0].strip() if inner else ''}", *inner[1:]]
+    else:
+        lines.append(f"{pad}{scalar(value)}")
+    return lines
+
+
+def scalar(value: object) -> str:
+    """A plain value; `-` for nothing."""
+    if value is None or value in ([], {}):
+        return "-"
+    return {True: "true", False: "false"}[value] if isinstance(value, bool) else clean(str(value))
