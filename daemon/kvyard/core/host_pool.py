@@ -1,7 +1,7 @@
 """Blocks of the host pool, where preemption by swap keeps KV.
 
 A step copies everything that goes out before anything that comes in, so a host block that is read in a
-step must not be handed out in it: `release` takes effect with `settle`, at the end of the step.
+step must not be handed out in it: the scheduler gives such blocks back when the step is committed.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ class HostPool:
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
         self._free = list(range(blocks - 1, -1, -1))
-        self._leaving: list[int] = []
 
     @property
     def free(self) -> int:
@@ -22,7 +21,7 @@ class HostPool:
 
     @property
     def used(self) -> int:
-        """Blocks that hold somebody's KV, those released in this step included."""
+        """Blocks that hold somebody's KV."""
         return self.blocks - len(self._free)
 
     def take(self, count: int) -> list[int] | None:
@@ -34,10 +33,5 @@ class HostPool:
         return taken
 
     def release(self, blocks: list[int]) -> None:
-        """Give blocks back at the end of the step."""
-        self._leaving += blocks
-
-    def settle(self) -> None:
-        """The step's copies are done, or there is no step under way."""
-        self._free += self._leaving
-        self._leaving.clear()
+        """Give blocks back; nobody reads them any more."""
+        self._free += blocks

@@ -60,6 +60,14 @@ class Journal:
             self._queue_reason = (reason, wake)
             parts.waits.append(Wait(0, reason, wake))
 
+    def step_undone(self, step: StepState, placed: int) -> None:
+        """The step was abandoned: nothing was computed and nobody came in; who had to go is still gone."""
+        parts = self._parts
+        parts.decode_tokens -= step.decodes
+        parts.prompt_tokens -= placed - step.decodes
+        undone = {seq.id for seq in step.admitted}
+        parts.admitted = [entry for entry in parts.admitted if entry[0] not in undone]
+
     def prompt_tokens(self, count: int) -> None:
         """Prompt tokens placed in the step."""
         self._parts.prompt_tokens += count

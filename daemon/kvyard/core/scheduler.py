@@ -104,7 +104,6 @@ class Scheduler:
             return False
         self._check_between_steps()
         self.ledger.finish(seq)
-        self.ledger.host.settle()
         self._journal.finished(seq, reason)
         return True
 
@@ -235,6 +234,7 @@ class Scheduler:
         """
         self._check_open(plan)
         ledger, state = self.ledger, self._state
+        self._journal.step_undone(state, self.ledger.max_step_tokens - state.left)
         for seq, before in state.fresh.items():
             ledger.unpublish(seq, before)
         with self.guard.armed():
@@ -258,7 +258,6 @@ class Scheduler:
         self._state.requeue.append((seq, True))
 
     def _close_step(self) -> None:
-        self.ledger.host.settle()
         self.ledger.step += 1
         self._open = None
 
@@ -270,9 +269,9 @@ class Scheduler:
         if self._open is not plan:
             raise RuntimeError(f"step {plan.step} is not the one under way")
 
-    def observe(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
+    def observe(self, decodes: int, prompt_tokens: int, seconds: float, copied_blocks: int = 0) -> None:
         """A step took `seconds`: the step-time model that policies see learns from it."""
-        self.step_time.observe(decodes, prompt_tokens, seconds)
+        self.step_time.observe(decodes, prompt_tokens, seconds, copied_blocks)
 
     # ---- reading --------------------------------------------------------------------------------------------
 
