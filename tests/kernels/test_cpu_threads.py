@@ -1,0 +1,47 @@
+"""Kernels on torch's own OpenMP threads: all of the work is done, once, and no second pool appears."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from kvyard_kernels import cpu
+from kvyard_kernels.cpu_threads import _parallel
+
+
+def _process_threads() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3, 8])
+def test_every_row_is_computed_whatever_the_number_of_threads(threads: int) -> None:
+    before = torch.get_num_threads()
+    residual = torch.randn(5000, 64)
+    try:
+        torch.set_num_threads(threads)
+        out = cpu.rms_norm(residual, torch.ones(64), 1e-6, None, torch.float32)
+    finally:
+        torch.set_num_threads(before)
+    assert torch.allclose(out.square().mean(-1), torch.ones(5000), atol=1e-4)
+
+
+@pytest.mark.skipif(_parallel() is None, reason="torch has no OpenMP runtime here")
+def test_threads_are_shared_with_torch() -> None:
+    torch.mm(torch.randn(600, 600), torch.randn(600, 600))
+    residual = torch.randn(5000, 64)
+    before, python_threads = _process_threads(), threading.active_count()
+    for _ in range(3):
+        cpu.rms_norm(residual, torch.ones(64), 1e-6, None, torch.float32)
+        torch.mm(torch.randn(600, 600), torch.randn(600, 600))
+    assert _process_threads() <= before
+    assert threading.active_count() == python_threads
+
+
+def test_compiled_kernels_are_kept_for_the_next_start() -> None:
+    from kvyard_kernels import cpu_rows
+
+    cpu.warm_up()
+    folder = Path(cpu_rows.__file__).parent / "__pycache__"
+    assert any(folder.glob("cpu_rows.norm-*.nbi")) or not folder.exists()
