@@ -31,7 +31,7 @@ from kvyard.front.service import Service
 from kvyard.front.text.support import PromptTooLong, TextSupport
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-_MOST_TOKENIZED: Final = 1 << 17
+_MOST_TOKENIZED: Final = 1 << 15
 """Tokens that /tokenize counts at most, where the model's window is smaller."""
 
 ABSENT: Final[dict[str, str]] = {

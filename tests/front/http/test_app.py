@@ -1,0 +1,149 @@
+"""The small endpoints, and everything that is not there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from tests.front.http.conftest import Serve
+
+
+async def test_health_is_the_fronts_and_ready_the_engines(serve: Serve) -> None:
+    async with serve(ready=False, not_ready_reason="the engine is starting") as served:
+        assert (await served.http.get("/health")).json() == {"status": "ok"}
+        answer = await served.http.get("/ready")
+        assert (answer.status_code, answer.json()) == (503, {"ready": False, "reason": "the engine is starting"})
+        served.service.ready = True
+        answer = await served.http.get("/ready")
+        assert (answer.status_code, answer.json()) == (200, {"ready": True, "reason": ""})
+
+
+async def test_models(serve: Serve) -> None:
+    async with serve() as served:
+        model = {
+            "id": "smollm2-135m",
+            "object": "model",
+            "created": 1_700_000_000,
+            "owned_by": "kvyard",
+            "max_model_len": 256,
+        }
+        assert (await served.http.get("/v1/models")).json() == {"object": "list", "data": [model]}
+        assert (await served.http.get("/v1/models/smollm2-135m")).json() == model
+        answer = await served.http.get("/v1/models/org/other")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "model_not_found")
+
+
+async def test_metrics_and_version(serve: Serve) -> None:
+    async with serve() as served:
+        answer = await served.http.get("/metrics")
+        assert answer.headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+        assert "kvyard_up 1" in answer.text
+        assert (await served.http.get("/version")).json() == {"version": "9.9.9"}
+
+
+async def test_tokenize_and_back(serve: Serve) -> None:
+    async with serve() as served:
+        text = "Hello, Zürich 🙂"
+        body = (await served.http.post("/tokenize", json={"prompt": text, "return_token_strs": True})).json()
+        assert body["tokens"] == served.text.tokenizer.encode(text)
+        assert (body["count"], body["max_model_len"]) == (len(body["tokens"]), 256)
+        assert len(body["token_strs"]) == body["count"]
+        assert (await served.http.post("/detokenize", json={"tokens": body["tokens"]})).json() == {"prompt": text}
+
+
+async def test_tokenize_a_conversation(serve: Serve) -> None:
+    async with serve() as served:
+        messages = [{"role": "user", "content": "Hi"}]
+        tokens = (await served.http.post("/tokenize", json={"messages": messages})).json()["tokens"]
+        assert served.text.tokenizer.decode(tokens).endswith(
+            "<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"
+        )
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/tokenize", {}),
+        ("/tokenize", {"prompt": "a", "messages": []}),
+        ("/tokenize", {"prompt": 5}),
+        ("/tokenize", {"prompt": "word " * 800_000}),
+        ("/detokenize", {"tokens": [49_152]}),
+        ("/detokenize", {"tokens": [-1]}),
+        ("/detokenize", {"tokens": "a"}),
+        ("/detokenize", {}),
+    ],
+)
+async def test_bad_requests_to_them(serve: Serve, path: str, body: dict[str, Any]) -> None:
+    async with serve() as served:
+        answer = await served.http.post(path, json=body)
+        assert answer.status_code == 400
+        assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("path", ["/v1/responses", "/v1/embeddings"])
+async def test_endpoints_that_are_not_there_yet_say_so(serve: Serve, path: str) -> None:
+    async with serve() as served:
+        answer = await served.http.post(path, json={"input": "x"})
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "unsupported_endpoint"
+
+
+@pytest.mark.parametrize(("method", "path", "status"), [("GET", "/nowhere", 404), ("GET", "/v1/completions", 405)])
+async def test_other_paths_and_methods_have_the_same_shape(serve: Serve, method: str, path: str, status: int) -> None:
+    async with serve() as served:
+        answer = await served.http.request(method, path)
+        assert answer.status_code == status
+        assert set(answer.json()["error"]) == {"message", "type", "param", "code"}
+
+
+async def test_cors_is_off(serve: Serve) -> None:
+    async with serve() as served:
+        headers = {"Origin": "https://elsewhere.example", "Access-Control-Request-Method": "POST"}
+        answer = await served.http.options("/v1/completions", headers=headers)
+        assert answer.status_code == 405
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+async def test_the_description_names_every_route_and_resolves(serve: Serve) -> None:
+    async with serve() as served:
+        document = (await served.http.get("/openapi.json")).json()
+        assert document["openapi"] == "3.1.0"
+        assert {
+            "/v1/completions",
+            "/v1/chat/completions",
+            "/v1/models",
+            "/v1/models/{model}",
+            "/tokenize",
+            "/detokenize",
+            "/health",
+            "/ready",
+            "/metrics",
+            "/version",
+        } <= document["paths"].keys()
+        schemas = document["components"]["schemas"]
+        for name in _references(document):
+            assert name in schemas
+        temperature = schemas["CompletionRequest"]["properties"]["temperature"]
+        assert temperature["anyOf"][0]["minimum"] == 0
+        assert schemas["CompletionRequest"]["required"] == ["prompt"]
+
+
+def _references(node: object) -> set[str]:
+    if isinstance(node, dict):
+        own = {node["$ref"].rsplit("/", 1)[1]} if "$ref" in node else set()
+        return own.union(*(_references(each) for each in node.values()))
+    if isinstance(node, list):
+        return set().union(*(_references(each) for each in node))
+    return set()
+
+
+async def test_answers_match_the_description(serve: Serve) -> None:
+    from kvyard.front.http import answers
+
+    async with serve(" a b c") as served:
+        whole = await served.complete(logprobs=2, return_token_ids=True, prompt_logprobs=1)
+        msgspec.json.decode(whole.content, type=answers.Completion)
+        chat = await served.chat(logprobs=True, top_logprobs=2, max_tokens=3, return_token_ids=True)
+        msgspec.json.decode(chat.content, type=answers.ChatCompletion)

@@ -1,0 +1,142 @@
+"""Clients that go away, and clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import struct
+from typing import Any
+
+import msgspec
+import pytest
+from kvyard.front.http.settings import HttpSettings
+
+from tests.front.http.conftest import MODEL, Serve, Served
+from tests.front.http.scripted import Wait
+
+
+def raw(fields: dict[str, Any]) -> bytes:
+    body = msgspec.json.encode({"prompt": "Hello", **fields})
+    return b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
+
+
+async def ask(served: Served, **fields: object) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    writer.write(raw(fields))
+    await writer.drain()
+    return reader, writer
+
+
+def drop(writer: asyncio.StreamWriter) -> None:
+    """Close with a reset, as a crashed client does."""
+    sock = writer.get_extra_info("socket")
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    writer.transport.abort()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize("n", [1, 4])
+async def test_DISCONNECT_02_04_all_choices_end_with_the_client(serve: Serve, stream: bool, n: int) -> None:
+    async with serve([300] * 5000, step_s=0.005, max_model_len=8192) as served:
+        _, writer = await ask(served, stream=stream, n=n, max_tokens=2000)
+        await served.eventually(lambda: served.service.tokens_made > 10 * n)
+        drop(writer)
+        await served.eventually(lambda: served.service.live == 0)
+        assert served.service.cancelled == n
+        made = served.service.tokens_made
+        await asyncio.sleep(0.1)
+        assert served.service.tokens_made == made
+
+
+async def test_DISCONNECT_02_an_orderly_close_counts_too(serve: Serve) -> None:
+    async with serve([300] * 5000, step_s=0.005, max_model_len=8192) as served:
+        _, writer = await ask(served, max_tokens=2000)
+        await served.eventually(lambda: served.service.live == 1)
+        writer.close()
+        await served.eventually(lambda: served.service.live == 0)
+
+
+async def test_DISCONNECT_03_queued_requests_leave_with_their_clients(serve: Serve) -> None:
+    never = asyncio.Event()
+    async with serve([Wait(never), 300]) as served:
+        writers = [(await ask(served, max_tokens=5, stream=i % 2 == 0))[1] for i in range(5)]
+        await served.eventually(lambda: served.service.live == 5)
+        for writer in writers:
+            drop(writer)
+        await served.eventually(lambda: served.service.live == 0)
+        assert served.service.tokens_made == 0
+
+
+async def test_DISCONNECT_04_prompts_of_one_request_end_together(serve: Serve) -> None:
+    async with serve([300] * 5000, step_s=0.005, max_model_len=8192) as served:
+        _, writer = await ask(served, prompt=[[1], [2], [3]], n=2, max_tokens=2000, stream=True)
+        await served.eventually(lambda: served.service.tokens_made > 20)
+        drop(writer)
+        await served.eventually(lambda: served.service.live == 0)
+        assert served.service.cancelled == 6
+
+
+async def test_DISCONNECT_05_the_next_request_of_a_dropped_client_is_served(serve: Serve) -> None:
+    async with serve([300] * 40, step_s=0.001) as served:
+        for _ in range(20):
+            reader, writer = await ask(served, stream=True, max_tokens=40)
+            await reader.readuntil(b"data: ")
+            drop(writer)
+            answer = await served.complete(max_tokens=5)
+            assert answer.json()["usage"]["completion_tokens"] == 5
+        await served.eventually(lambda: served.service.live == 0)
+
+
+async def test_a_client_that_leaves_while_it_sends_is_no_error(serve: Serve) -> None:
+    async with serve(" a") as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(raw({})[:-5])
+        await writer.drain()
+        drop(writer)
+        assert (await served.complete()).status_code == 200
+        assert len(served.service.jobs) == 1
+
+
+async def test_a_client_that_leaves_while_its_prompt_is_tokenized_starts_nothing(serve: Serve) -> None:
+    async with serve(" a", max_model_len=200_000) as served:
+        _, writer = await ask(served, prompt="some words " * 50_000)
+        await asyncio.sleep(0.05)
+        drop(writer)
+        await asyncio.sleep(0.6)
+        assert served.service.live == 0
+        assert served.service.tokens_made == 0
+
+
+async def test_DISCONNECT_07_a_client_that_does_not_read_is_cut_and_forgotten(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, stall_timeout_s=0.4)
+    async with serve([[300] * 200] * 5000, settings=settings, max_model_len=2_000_000, write_buffer=4096) as served:
+        before = len(asyncio.all_tasks())
+        sock = socket.socket()
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", served.port))
+        await asyncio.get_running_loop().sock_sendall(sock, raw({"stream": True, "max_tokens": 1_000_000}))
+        await served.eventually(lambda: served.service.live == 1)
+        await served.eventually(lambda: served.service.live == 0, within_s=3)
+        await served.eventually(lambda: len(asyncio.all_tasks()) <= before, within_s=2)
+        async with asyncio.timeout(2):  # closed, not left hanging
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.get_running_loop().sock_recv(sock, 1 << 16):
+                    pass
+        sock.close()
+        assert (await served.complete(max_tokens=5)).status_code == 200
+
+
+async def test_a_slow_but_reading_client_is_left_alone(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, stall_timeout_s=0.5)
+    async with serve([[300] * 200] * 40, settings=settings, max_model_len=20_000, write_buffer=4096) as served:
+        reader, writer = await ask(served, stream=True, max_tokens=8000)
+        received = b""
+        while b"[DONE]" not in received:
+            part = await asyncio.wait_for(reader.read(8192), 2)
+            assert part
+            received += part
+            await asyncio.sleep(0.02)
+        writer.close()
+        assert served.service.cancelled == 0
