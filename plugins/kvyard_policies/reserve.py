@@ -15,6 +15,10 @@ class WholeLifeAdmission(AdmissionPolicy):
     name = "whole-life"
 
     def admit(self, s: Snapshot) -> Admission:
-        cols = s.cols
-        still_to_come = int((-(-cols.kv_max // s.block_size) - cols.blocks).sum())
-        return Admission(((r, r.kv_max) for r in s.waiting), keep=still_to_come, hold=True)
+        return Admission(((r, r.kv_max) for r in s.waiting), keep=promised(s), hold=True)
+
+
+def promised(s: Snapshot) -> int:
+    """Blocks that the running sequences take on top of theirs if each runs to its longest."""
+    cols = s.cols
+    return int((-(-cols.kv_max // s.block_size) - cols.blocks).sum())

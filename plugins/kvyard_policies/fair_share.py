@@ -1,0 +1,152 @@
+"""Fair share: the tenant that was served least comes in next.
+
+Source: the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. Each
+tenant has a counter of weighted tokens served; of those that wait the lowest comes in; who comes back after a
+pause is lifted to the lowest of the others, so that idling saves nothing up. Two tenants that always wait are
+served alike within twice the larger of a whole prompt and all output that fits the pool. It gives up the order
+of arrival; it wins that nobody can crowd others out.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from heapq import heapify, heappop, heapreplace
+from itertools import islice
+
+from kvyard.policy import (
+    Admission,
+    AdmissionPolicy,
+    Discipline,
+    OrderKey,
+    PolicyParams,
+    PolicyState,
+    RequestView,
+    Snapshot,
+    Value,
+    live,
+    nobody,
+)
+
+from kvyard_policies.learning import ended_since
+
+WINDOW = 256
+"""Waiting requests that are looked at in a step; the queue's order puts every tenant's first among them."""
+MANY_TENANTS = 4096
+Lines = Mapping[str, deque[RequestView]]
+
+
+class FairShareAdmission(AdmissionPolicy):
+    """The tenant with the fewest weighted tokens served comes in next."""
+
+    name = "fair-share"
+
+    class Params(PolicyParams):
+        """Weights of tokens."""
+
+        prompt_weight: float = live(1.0, ge=0, le=1000, doc="What a prompt token costs its tenant.")
+        output_weight: float = live(2.0, ge=0, le=1000, doc="What an output token costs its tenant.")
+
+    params: Params
+
+    def __init__(self, **values: Value) -> None:
+        super().__init__(**values)
+        self._served: dict[str, float] = {}
+        self._charged: dict[int, tuple[str, int]] = {}
+        """Tenant and output tokens charged so far of each sequence under way."""
+        self._tags: dict[str, float] = {}
+        self._level = 0.0
+        """Counter of the last tenant that came in."""
+        self._last_ended = self._last_arrival = -1
+
+    def key(self, r: RequestView) -> OrderKey:
+        """A tenant's requests one after the other in tokens, all tenants side by side (fair queueing)."""
+        if r.preemptions:
+            return (0.0,)
+        start = max(self._tags.get(r.tenant, 0.0), self._level)
+        self._tags[r.tenant] = (
+            start + self.params.prompt_weight * r.prompt_len + self.params.output_weight * r.max_new
+        )
+        return (start,)
+
+    def admit(self, s: Snapshot) -> Admission:
+        self._charge(s)
+        if s.preempted:
+            return nobody("after a preemption")
+        lines: defaultdict[str, deque[RequestView]] = defaultdict(deque)
+        for r in islice(s.waiting, WINDOW):
+            lines[r.tenant].append(r)
+        self._lift(lines)
+        return Admission(self._fairest(lines, s.slots), keep=s.blocks // 100 if s.running else 0)
+
+    def _charge(self, s: Snapshot) -> None:
+        """Charge what was served since the last time."""
+        for e in ended_since(s, self._last_ended):
+            self._charge_one(e.id, e.tenant, e.prompt_len, e.generated)
+            del self._charged[e.id]
+        self._last_ended = s.ended[-1].id if s.ended else -1
+        for r, id, generated in zip(s.running, s.cols.id.tolist(), s.cols.generated.tolist(), strict=True):
+            known = self._charged.get(id)
+            if known is None:
+                self._charge_one(id, r.tenant, r.prompt_len, generated)
+            elif known[1] != generated:
+                self._charge_one(id, known[0], 0, generated)
+        if len(self._charged) > 4 * s.max_running + WINDOW:  # cancelled ones never end
+            there = {r.id for r in (*s.running, *islice(s.waiting, WINDOW))}
+            self._charged = {id: known for id, known in self._charged.items() if id in there}
+
+    def _charge_one(self, id: int, tenant: str, prompt: int, generated: int) -> None:
+        known = self._charged.get(id)
+        cost = self.params.output_weight * (generated - (known[1] if known else 0))
+        cost += 0.0 if known else self.params.prompt_weight * prompt
+        self._served[tenant] = self._served.get(tenant, 0.0) + cost
+        self._charged[id] = (tenant, generated)
+
+    def _lift(self, lines: Lines) -> None:
+        """Who did not wait before starts no lower than the lowest of those that did."""
+        served, seen = self._served, self._last_arrival
+        stayed = {tenant for tenant, line in lines.items() if any(r.arrival <= seen for r in line)}
+        level = min((served.get(tenant, 0.0) for tenant in stayed), default=self._level)
+        for tenant in lines.keys() - stayed:
+            served[tenant] = max(served.get(tenant, 0.0), level)
+        self._last_arrival = max(seen, *(r.arrival for line in lines.values() for r in line))
+        if len(served) > MANY_TENANTS:  # who is at the level or below would be lifted to it anyway
+            self._served = {tenant: count for tenant, count in served.items() if count > level or tenant in lines}
+            self._tags.clear()
+
+    def _fairest(self, lines: Lines, places: int) -> list[RequestView]:
+        """The order in which the lowest counter comes in, each prompt charged as it is taken."""
+        heap = [(self._served.get(tenant, 0.0), tenant) for tenant in lines]
+        heapify(heap)
+        take: list[RequestView] = []
+        while heap and len(take) < places:
+            self._level, tenant = heap[0]
+            r = lines[tenant].popleft()
+            take.append(r)
+            charge = 0 if r.preemptions else self.params.prompt_weight * r.prompt_len
+            heapreplace(heap, (self._level + charge, tenant)) if lines[tenant] else heappop(heap)
+        return take
+
+    def export_state(self) -> PolicyState:
+        return {"version": 1, "served": dict(self._served), "level": self._level}
+
+    def import_state(self, state: PolicyState) -> None:
+        if state.get("version") == 1:
+            self._served = {str(tenant): float(count) for tenant, count in state["served"].items()}
+            self._level = float(state["level"])
+
+    def dump(self) -> Mapping[str, Value]:
+        top = sorted(self._served.items(), key=lambda item: item[1])[:32]
+        return {f"served {tenant or '(none)'}": count for tenant, count in top}
+
+
+class FairShare(Discipline):
+    """Fair share among tenants by tokens served (virtual token counters)."""
+
+    name = "fair-share"
+    doc = "the tenant that was served the fewest tokens comes in next"
+    parts = {
+        "admission": ("fair-share", {}),
+        "preemption": ("vllm", {}),
+        "prefill": ("vllm", {}),
+    }
