@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-from kvyard.core.plan import Limits, Plan, SequenceSpec
+from kvyard.core.plan import Committed, Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import PolicySet, Scheduler
 
 TOKEN = 7
@@ -46,6 +46,13 @@ def spec(id: int, prompt_len: int = 8, max_new: int = 8, **changes: Any) -> Sequ
         prompt_len = len(prompt)
     values: dict[str, Any] = {"request": id, "arrival": id, "arrived": float(id), **changes}
     return SequenceSpec(id=id, prompt_len=prompt_len, max_new=max_new, prompt=prompt, **values)
+
+
+def commit(scheduler: Scheduler, plan: Plan, token: int = TOKEN, stop: Iterable[int] = ()) -> Committed:
+    """Commit a plan with the fixed token; sequences in `stop` stop if they sample."""
+    sampled = plan.ids[plan.samples]
+    stops = np.isin(sampled, list(stop)) if len(sampled) else np.zeros(0, np.bool_)
+    return scheduler.commit(plan, np.full(len(sampled), token, np.int32), stops)
 
 
 @dataclass
@@ -87,9 +94,7 @@ def run_step(
     if check:
         check_plan(scheduler, plan)
     scheduled = dict(zip(plan.ids.tolist(), plan.granted.tolist(), strict=True))
-    sampled = plan.ids[plan.samples]
-    stops = np.isin(sampled, list(stop)) if len(sampled) else np.zeros(0, np.bool_)
-    committed = scheduler.commit(plan, np.full(len(sampled), token, np.int32), stops)
+    committed = commit(scheduler, plan, token, stop)
     parts = scheduler.take_record_parts()
     overrides: dict[str, int] = {}
     for cost in parts.policies:

@@ -1,0 +1,195 @@
+"""The prefix cache: what a digest covers, who may share, and what is found."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from kvyard.core.plan import SequenceSpec
+from kvyard.core.prefix import DIGEST_BYTES, DigestChain, PrefixIndex
+from kvyard.core.scheduler import Scheduler
+
+from tests.core.harness import Clock, limits, run_all, run_step, spec
+from tests.core.scripted import scripted_set
+
+
+def scheduler(salt: bytes = b"s", **changes: int) -> Scheduler:
+    made = limits(prefix_cache=True, block_size=16, **changes)
+    return Scheduler(made, scripted_set(), clock_ns=Clock(), salt=salt)
+
+
+def cached_of(target: Scheduler, **changes: object) -> int:
+    """Serve one sequence alone; its prompt tokens found in the cache."""
+    target.add(spec(**changes))  # type: ignore[arg-type]
+    first = run_step(target)
+    run_all(target)
+    return next(iter(first.cached.values()))
+
+
+# ---- the chain -------------------------------------------------------------------------------------------------
+
+
+def test_prefix_02_digests_are_cryptographic_and_new_with_every_start() -> None:
+    one, two = (DigestChain(salt).next(DigestChain(salt).root("", ""), b"tokens") for salt in (b"one", b"two"))
+    assert one != two
+    assert len(one) == DIGEST_BYTES >= 16
+
+
+def test_a_digest_covers_everything_before_it() -> None:
+    chain = DigestChain(b"s")
+    root = chain.root("", "")
+    assert chain.next(chain.next(root, b"a"), b"c") != chain.next(chain.next(root, b"b"), b"c")
+    assert chain.next(root, b"a") == chain.next(root, b"a")
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [(("a", "bc"), ("ab", "c")), (("a", ""), ("", "a")), (("", ""), ("\x00", "")), (("é", ""), ("e", ""))],
+)
+def test_prefix_09_tenant_and_salt_are_told_apart(one: tuple[str, str], other: tuple[str, str]) -> None:
+    chain = DigestChain(b"s")
+    assert chain.root(*one) != chain.root(*other)
+    assert chain.root(*one) == chain.root(*one)
+
+
+def test_any_text_is_a_salt() -> None:
+    assert DigestChain(b"").root("\ud800", "x" * 10_000)
+
+
+# ---- the index -------------------------------------------------------------------------------------------------
+
+
+def test_duplicates_live_side_by_side_and_the_oldest_is_found() -> None:
+    index = PrefixIndex(4)
+    name = b"n" * 16
+    for block in (2, 0, 3):
+        index.publish(block, name)
+    assert index.find(name) == 2
+    index.forget(2)
+    assert index.find(name) == 0
+    index.forget(3)
+    index.forget(3)
+    assert index.find(name) == 0
+    index.forget(0)
+    assert index.find(name) is None
+    assert index.audit() == []
+    assert index.evicted == 3
+
+
+def test_a_block_keeps_its_first_name() -> None:
+    index = PrefixIndex(1)
+    index.publish(0, b"a" * 16)
+    index.publish(0, b"b" * 16)
+    assert index.find(b"a" * 16) == 0
+    assert index.find(b"b" * 16) is None
+
+
+# ---- through the scheduler -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("length", "cached"), [(15, 0), (16, 0), (17, 16), (32, 16), (33, 32), (48, 32)])
+def test_prefix_07_and_08_all_full_blocks_but_one_token_stays_to_compute(length: int, cached: int) -> None:
+    target = scheduler()
+    assert cached_of(target, id=1, prompt_len=length, tokens=range(length)) == 0
+    assert cached_of(target, id=2, prompt_len=length, tokens=range(length)) == cached
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"tenant": "a", "cache_salt": "bc"}, {"tenant": "ab", "cache_salt": "c"}),
+        ({}, {"tenant": "a"}),
+        ({"cache_salt": "x"}, {"tenant": "x"}),
+    ],
+)
+def test_prefix_09_no_tenant_reads_another_ones_kv(one: dict[str, str], other: dict[str, str]) -> None:
+    target = scheduler()
+    assert cached_of(target, id=1, tokens=range(64), max_new=2, **one) == 0
+    assert cached_of(target, id=2, tokens=range(64), max_new=2, **other) == 0
+    assert cached_of(target, id=3, tokens=range(64), max_new=2, **one) == 48
+
+
+def test_prefix_03_evicted_content_is_not_found() -> None:
+    target = scheduler(blocks=8)
+    assert cached_of(target, id=1, tokens=range(64), max_new=2) == 0
+    assert cached_of(target, id=2, tokens=range(1000, 1112), max_new=2) == 0
+    assert cached_of(target, id=3, tokens=range(64), max_new=2) == 0
+
+
+def test_prefix_05_hits_are_looked_up_when_it_comes_in() -> None:
+    target = scheduler(blocks=8, max_running=1)
+    assert cached_of(target, id=1, tokens=range(64), max_new=2) == 0
+    target.add(spec(2, tokens=range(1000, 1100), max_new=3))
+    run_step(target)
+    target.add(spec(3, tokens=range(64), max_new=2))
+    (row,) = [view for view in target.snapshot.waiting if view.id == 3]
+    assert row.hits == 3
+    while target.has_work():
+        log = run_step(target)
+        if 3 in log.cached:
+            break
+    assert log.plan is not None
+    assert log.cached[3] == 16, "what was there earlier is not what is there now"
+    assert int(log.plan.computed[list(log.scheduled).index(3)]) == 16
+
+
+def test_prefix_12_generated_tokens_are_cached_under_what_they_are() -> None:
+    target = scheduler()
+    target.add(spec(1, tokens=range(15), max_new=3))
+    run_all(target)  # token 16 is the fixed token 7
+    same, other = [*range(15), 7, 99], [*range(15), 8, 99]
+    assert cached_of(target, id=2, tokens=other, max_new=1) == 0
+    assert cached_of(target, id=3, tokens=same, max_new=1) == 16
+
+
+def test_a_later_newcomer_of_the_same_step_shares_what_is_granted_in_it() -> None:
+    target = scheduler()
+    target.add(spec(1, tokens=range(40)))
+    target.add(spec(2, tokens=range(40)))
+    log = run_step(target)
+    assert log.cached == {1: 0, 2: 32}
+    assert target.blocks_used == 4
+
+
+def test_a_victim_that_a_newcomer_builds_on_stays_in_this_step() -> None:
+    """Its fresh blocks are read by the newcomer in this very step, so they must be computed."""
+    target = scheduler()
+    target.add(spec(1, tokens=range(40)))
+    target.add(spec(2, tokens=range(20)))
+    plan = target.schedule(0.0)
+    first, second = (target.ledger.sequences[id] for id in (1, 2))
+    assert [entry.cached for entry in plan.admitted] == [0, 16]
+    assert not target._moves.may_preempt(first)
+    assert target._moves.may_preempt(second)
+    target._moves.preempt(second, first, "growth", "recompute", front=True)
+    assert target._moves.may_preempt(first), "nobody builds on it any more"
+
+
+def test_blocks_of_a_failed_step_are_not_found() -> None:
+    target = scheduler()
+    target.add(spec(1, tokens=range(40)))
+    target.add(spec(2, tokens=range(40)))
+    target.abandon(target.schedule(0.0))
+    assert (target.blocks_used, target.blocks_cached) == (0, 0)
+    assert [row.state for row in target.request_rows(9)] == ["waiting", "waiting"]
+    target.take_record_parts()
+    assert run_step(target).cached == {1: 0, 2: 32}
+
+
+def test_leak_03_caching_holds_no_blocks() -> None:
+    target = scheduler(blocks=64)
+    for id in range(1, 21):
+        target.add(
+            SequenceSpec(id, id, id, 0.0, 128, 8, prompt=np.arange(id * 1000, id * 1000 + 128, dtype=np.int32))
+        )
+        run_all(target)
+        assert target.blocks_used == 0
+        assert target.blocks_cached + target.blocks_free == 64
+    assert target.ledger.index is not None
+    assert target.ledger.index.evicted > 0
+
+
+def test_without_contents_nothing_is_shared() -> None:
+    target = scheduler()
+    assert cached_of(target, id=1, prompt_len=64) == 0
+    assert cached_of(target, id=2, prompt_len=64) == 0
+    assert target.blocks_cached == 0
