@@ -141,6 +141,16 @@ async def test_swap_by_an_operator_without_the_right_says_so() -> None:
         assert not daemon.status.draining
 
 
+async def test_swap_shows_what_the_chosen_one_is_made_of() -> None:
+    async with watched((100, 30), readonly=False) as (_, app, pilot):
+        await pilot.press("x")
+        await until_text(app, pilot, "vllm-aging → sarathi")
+        await pilot.press("enter")
+        await until_text(app, pilot, "parts:")
+        await pilot.press("shift+tab", "down", "down", "down", "enter")
+        await until_text(app, pilot, "parameters:")
+
+
 # ---- parameters ------------------------------------------------------------------------------------------------
 
 
@@ -157,6 +167,14 @@ async def test_a_parameter_is_changed() -> None:
         assert [call.params for call in daemon.changes()] == [{"kind": "admission", "params": {"rate": 0.5}}]
         await pilot.press("enter")
         await until_text(app, pilot, "rate=0.5")
+
+
+async def test_a_parameter_says_what_it_accepts_and_whether_it_is_live() -> None:
+    async with watched((100, 30), readonly=False) as (_, app, pilot):
+        await pilot.press("m")
+        await until_text(app, pilot, "rate: number, at least 0, at most 10, per second. Gain of priority.")
+        assert "chunk = 512  fixed until a swap" in text(app)
+        assert app.screen.query_one(OptionList).get_option("prefill/chunk").disabled
 
 
 async def test_a_refused_value_can_be_mended() -> None:

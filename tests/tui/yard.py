@@ -293,6 +293,28 @@ class Daemon:
     async def do_policy_list(self, session: Session, params: dict[str, Any]) -> PolicyListing:
         return listing()
 
+    async def do_policy_show(self, session: Session, params: dict[str, Any]) -> object:
+        spec = {"type": "number", "ge": 0, "le": 10, "unit": "per second", "doc": "Gain of priority."}
+        if not params["name"]:
+            parts = [(p.kind, p.name, p.params) for p in self.status.policies]
+            live = {"rate": "live", "chunk": "restart"}
+            return {
+                "policies": [
+                    {
+                        "kind": kind,
+                        "name": name,
+                        "params": [
+                            {"name": key, "value": value, "change": live.get(key, "live"), **spec}
+                            for key, value in values.items()
+                        ],
+                    }
+                    for kind, name, values in parts
+                ]
+            }
+        if params["kind"] == "discipline":
+            return {"kind": "discipline", "name": params["name"], "parts": {"admission": {"name": "fcfs"}}}
+        return {"kind": params["kind"], "name": params["name"], "params": [{"name": "rate", "value": 0.1, **spec}]}
+
     async def do_policy_swap(self, session: Session, params: dict[str, Any]) -> SwapResult:
         kind, name = params["kind"], params["name"]
         before = {"discipline": self.status.discipline or ""} | {p.kind: p.name for p in self.status.policies}

@@ -205,6 +205,8 @@ def run(socket: str, *, readonly: bool = True, theme: str | None = None, ascii_o
             file=sys.stderr,
         )
         return 2
+    for name in ("COLUMNS", "LINES"):  # exported by some shells; they would hide every later size from Textual
+        os.environ.pop(name, None)
     if ascii_only is None:
         ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
     app = TopApp(Path(socket), readonly=readonly, theme=theme, glyphs=ASCII if ascii_only else UNICODE)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
+from kvyard.control.client import ControlError
 from kvyard.control.schema import Status
-from textual import on
+from textual import on, work
 from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from kvyard_tui import fmt
 from kvyard_tui.dialogs.base import Caller
 from kvyard_tui.dialogs.change import ChangeDialog
+from kvyard_tui.dialogs.specs import InForce, Spec, accepts
 from kvyard_tui.dialogs.values import parse_value
 from kvyard_tui.text import clean, fit
 
@@ -31,18 +33,43 @@ class ParamsDialog(ChangeDialog):
             for name, value in policy.params.items():
                 self._known[f"{policy.kind}/{name}"] = (policy.kind, name, value)
         self._names = {policy.kind: policy.name for policy in status.policies}
+        self._specs: dict[str, Spec] = {}
 
     def on_mount(self) -> None:
-        """Fill the list."""
-        choices = self.query_one("#choices", OptionList)
-        for key, (kind, name, value) in self._known.items():
-            text = f"{fit(kind, 11)} {fit(self._names[kind], 20)} {name} = {fmt.value(value)}"
-            choices.add_option(Option(clean(text), id=key))
+        """Fill the list; what the parameters accept comes when the daemon has told it."""
+        self._fill()
         if self._known:
-            choices.focus()
-            choices.action_first()
+            self.query_one("#choices", OptionList).focus()
+            self._ask()
         else:
             self._show("The policies in charge have no parameters.", "dim")
+
+    def _fill(self) -> None:
+        choices = self.query_one("#choices", OptionList)
+        highlighted = choices.highlighted
+        choices.clear_options()
+        for key, (kind, name, value) in self._known.items():
+            spec = self._specs.get(key)
+            fixed = spec is not None and spec.change != "live"
+            text = f"{fit(kind, 11)} {fit(self._names[kind], 20)} {name} = {fmt.value(value)}"
+            choices.add_option(
+                Option(clean(f"{text}  fixed until a swap" if fixed else text), id=key, disabled=fixed)
+            )
+        if highlighted is None:
+            choices.action_first()
+        else:
+            choices.highlighted = highlighted
+
+    @work
+    async def _ask(self) -> None:
+        try:
+            in_force = await self._call("policy.show", InForce, {"kind": "", "name": ""})
+        except ControlError:
+            return  # the values in the status are enough to go on; the daemon checks what is sent
+        for policy in in_force.policies:
+            self._specs |= {f"{policy.kind}/{spec.name}": spec for spec in policy.params}
+        self._fill()
+        self.consider()
 
     @on(OptionList.OptionSelected)
     def prefill(self, event: OptionList.OptionSelected) -> None:
@@ -54,7 +81,8 @@ class ParamsDialog(ChangeDialog):
     def about(self, choice: str) -> str:
         """Whose parameter it is."""
         kind, name, _ = self._known[choice]
-        return f"{name} of the {kind} policy {self._names[kind]}"
+        spec = self._specs.get(choice)
+        return f"{name}: {accepts(spec)}" if spec is not None else f"{name} of the {kind} policy {self._names[kind]}"
 
     def plan(self, choice: str, values: str) -> str:
         """From what to what."""

@@ -6,13 +6,14 @@ from typing import Any, ClassVar
 
 from kvyard.control.client import ControlError
 from kvyard.control.schema import PolicyListing, PolicyRow, Status
-from textual import work
+from textual import on, work
 from textual.widgets import OptionList
 from textual.widgets.option_list import Option
 
 from kvyard_tui import fmt
 from kvyard_tui.dialogs.base import Caller
 from kvyard_tui.dialogs.change import ChangeDialog
+from kvyard_tui.dialogs.specs import Described, summary
 from kvyard_tui.dialogs.values import parse_values, said
 from kvyard_tui.text import clean, fit
 
@@ -31,6 +32,7 @@ class SwapDialog(ChangeDialog):
         super().__init__(call)
         self._status = status
         self._listed: dict[str, PolicyRow] = {}
+        self._described: dict[str, str] = {}
 
     def on_mount(self) -> None:
         """Ask for the list; until it is there only Cancel can be pressed."""
@@ -56,10 +58,28 @@ class SwapDialog(ChangeDialog):
             choices.focus()
             choices.action_first()
 
+    @on(OptionList.OptionSelected)
+    def describe(self, event: OptionList.OptionSelected) -> None:
+        """Ask for the parameters of what was chosen; the daemon loads it in a scratch process for that."""
+        row = self._listed.get(str(event.option_id))
+        if row is not None:
+            self._describe(f"{row.kind}/{row.name}", row)
+
+    @work(exclusive=True, group="describe")
+    async def _describe(self, key: str, row: PolicyRow) -> None:
+        try:
+            described = await self._call("policy.show", Described, {"kind": row.kind, "name": row.name})
+        except ControlError as error:
+            self._described[key] = said(error)
+        else:
+            self._described[key] = summary(described)
+        self.consider()
+
     def about(self, choice: str) -> str:
-        """Its own description and where it comes from."""
+        """Its own description, where it comes from, and its parameters once they are known."""
         row = self._listed[choice]
-        return f"{row.doc or 'no description'} ({row.distribution} {row.version}, API {row.api})"
+        text = f"{row.doc or 'no description'} ({row.distribution} {row.version}, API {row.api})"
+        return f"{text}; {self._described[choice]}" if choice in self._described else text
 
     def plan(self, choice: str, values: str) -> str:
         """From what, to what, with what."""

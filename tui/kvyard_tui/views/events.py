@@ -14,6 +14,8 @@ from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line, Tone, fit_line, heading, line
 from kvyard_tui.text import clean, wrap
 
+LONGEST_FACT = 60
+_TOLD = frozenset({"number", "kind", "message", "traceback", "params", "until"})
 _BAD = ("ejected", "error", "restart")
 _WARN = ("pause", "drain", "cancel", "release")
 
@@ -27,24 +29,28 @@ def event_line(event: Event, glyphs: Glyphs) -> Line:
 
 
 def describe(event: Event) -> tuple[str, str]:
-    """Kind and text of an event: its message, and whatever else it carries as `name=value`."""
-    data = {key: value for key, value in event.data.items() if key not in ("number", "kind", "message")}
+    """Kind and text of an event: its message, and the short facts that the message does not name itself."""
     kind = str(event.data.get("kind") or event.topic)
     text = str(event.data.get("message") or "")
-    rest = _fields(data)
+    rest = " ".join(_facts(event.data, text))
     return clean(kind), clean(f"{text}  {rest}" if text and rest else text or rest)
 
 
-def _fields(data: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={_value(value)}" for key, value in data.items() if value not in (None, "", {}, []))
+def is_receipt(event: Event) -> bool:
+    """The audit entry of a call that worked: what the call did has an event of its own."""
+    return event.data.get("kind") == "control" and event.data.get("outcome") == "ok"
 
 
-def _value(value: object) -> str:
-    if isinstance(value, Mapping):
-        return ",".join(f"{key}:{_value(one)}" for key, one in value.items())
-    if isinstance(value, list):
-        return ",".join(_value(one) for one in value)
-    return fmt.value(value)
+def _facts(data: Mapping[str, Any], text: str) -> list[str]:
+    """Tracebacks, snapshots and the like are for `kvyard events --json`."""
+    facts: list[str] = []
+    for key, value in data.items():
+        if key in _TOLD or not isinstance(value, str | int | float):
+            continue
+        shown = fmt.value(value)
+        if shown and len(shown) <= LONGEST_FACT and shown not in text:
+            facts.append(f"{key}={shown}")
+    return facts
 
 
 def tone_of(kind: str) -> Tone:

@@ -6,9 +6,9 @@ from kvyard.control.schema import Status
 
 from kvyard_tui import fmt
 from kvyard_tui.model import Shown
-from kvyard_tui.spans import Line, Span, Tone, fit_line, line, split_line
+from kvyard_tui.spans import Line, Span, Tone, fit_line, line, split_line, width_of
 from kvyard_tui.text import clean
-from kvyard_tui.views.events import event_line
+from kvyard_tui.views.events import event_line, is_receipt
 
 SLOW_STEP = 5.0
 """Seconds without a step, with work to do, after which the header says so."""
@@ -21,13 +21,15 @@ def header(shown: Shown, width: int) -> list[Line]:
     if status is None:
         return [split_line(line(("kvyard", "strong"), (f"  {clean(shown.socket)}", "dim")), right, width)]
     model = status.model
-    facts = f"  {clean(model.device)} {clean(model.dtype)}{' deterministic' if model.deterministic else ''}"
-    up = f"  up {fmt.duration(status.uptime_s)}"
-    name = line(("kvyard", "strong"), "  ", (clean(model.id), ""))
-    if width >= 100:
-        name = (*name, (facts, "dim"), (f"{up}  {clean(status.address)}", "dim"))
-    elif width >= 80:
-        name = (*name, (up, "dim"))
+    name = line(("kvyard", "strong"), "  ", clean(model.id))
+    room = width - width_of(right) - 1
+    for fact in (
+        f"up {fmt.duration(status.uptime_s)}",
+        f"{clean(model.device)} {clean(model.dtype)}{' deterministic' if model.deterministic else ''}",
+        clean(status.address),
+    ):
+        longer = (*name, (f"  {fact}", "dim"))
+        name = longer if width_of(longer) <= room else name
     return [split_line(name, right, width)]
 
 
@@ -110,7 +112,7 @@ def message(shown: Shown, width: int) -> list[Line]:
     notice = shown.live_notice
     if notice is not None:
         return [fit_line(line((clean(notice.text), notice.tone)), width)]
-    events = shown.yard.events
-    if not events:
+    newest = next((event for event in reversed(shown.yard.events) if not is_receipt(event)), None)
+    if newest is None:
         return [fit_line(line(("no events yet", "dim")), width)]
-    return [fit_line(event_line(events[-1], shown.glyphs), width)]
+    return [fit_line(event_line(newest, shown.glyphs), width)]

@@ -32,14 +32,15 @@ class Panel(Widget):
     def show(self, shown: Shown) -> None:
         """Draw what changed."""
         self._shown = shown
-        if self.size.width == 0:
-            self.refresh(layout=True)
+        if not self.display:
             return
-        before, self._lines = self._lines, self._view(shown, self.size.width)
+        width = self.size.width
+        # A panel of no lines has no width yet; that of the screen tells whether it gets any.
+        before, self._lines = self._lines, self._view(shown, width or self.app.size.width)
         if len(before) != len(self._lines):
             self.refresh(layout=True)
             return
-        changed = [Region(0, y, self.size.width, 1) for y, line in enumerate(self._lines) if line != before[y]]
+        changed = [Region(0, y, width, 1) for y, line in enumerate(self._lines) if line != before[y]]
         if changed:
             self.refresh(*changed)
 
