@@ -75,6 +75,7 @@ class Scheduler:
         self.snapshot = CoreSnapshot(self.ledger, self._state, self.step_time)
         with self.guard.armed():
             self.advice = Advice(self.guard, policies, self.ledger, self._state, self.snapshot)
+        self.guard.take_costs()  # reading the declarations is no decision
         self._moves = Moves(self.ledger, self._state)
         self._planner = Planner(self._moves, self.advice)
         self._journal = Journal()

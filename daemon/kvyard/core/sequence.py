@@ -29,6 +29,7 @@ class SequenceState:
         "id",
         "key",
         "max_new",
+        "number",
         "preemptions",
         "priority",
         "prompt_len",
@@ -49,7 +50,9 @@ class SequenceState:
     root: bytes
     """Start of its digest chain."""
 
-    def __init__(self, spec: SequenceSpec, tokens: TokenArray | None) -> None:
+    def __init__(self, spec: SequenceSpec, tokens: TokenArray | None, number: int = 0) -> None:
+        self.number = number
+        """How many the core took up before it."""
         self.id = spec.id
         self.request = spec.request
         self.arrival = spec.arrival

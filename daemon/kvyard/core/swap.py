@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from itertools import islice
 
 from kvyard.core.advice import Advice, PolicySet, Traits
 from kvyard.core.guard import Fault
@@ -124,8 +123,7 @@ class Swapper:
         )
         self._ticket = ticket
         self._adopt = [(kind, policy) for kind, policy in changes.items() if type(policy).adopt is not Policy.adopt]
-        self._todo = list(self._ledger.sequences.values()) if self._adopt else []
-        self._seen = 0
+        self._todo, self._seen = [], 0
         with self._advice.guard.armed():
             self.advance()
         return ticket
@@ -166,28 +164,36 @@ class Swapper:
                 ticket.move(SwapState.ORDERING)
             if self._order is not None and self._ledger.queue.reordering is not self._order:
                 self._begin_order(ticket)  # an ejection in the meantime put the queue in another order
-            if ticket.state is SwapState.ORDERING and self._ordered(deadline):
+            if ticket.state is SwapState.ORDERING and self._ordered(deadline) and self._adopted(deadline):
                 self._commit(ticket)
         except Fault as fault:
             self._refuse(ticket, fault)
 
     def _adopted(self, deadline: int) -> bool:
-        """Show the candidates the live requests; those that came in the meantime are shown by the last slice."""
+        """Show the candidates the live requests, those that came in the meantime too; True when all are shown."""
+        if not self._adopt:
+            return True
+        self._add_newcomers()
+        live = self._ledger.sequences
         while self._seen < len(self._todo):
-            part = [
-                seq.view
-                for seq in islice(self._todo, self._seen, self._seen + CHUNK)
-                if seq.id in self._ledger.sequences
-            ]
+            part = self._todo[self._seen : self._seen + CHUNK]
+            views = [seq.view for seq in part if seq.id in live]
             for kind, policy in self._adopt:
-                self._advice.guard.call(kind, policy, "adopt", lambda value: None, part)
-            self._seen += CHUNK
-            if self._seen >= len(self._todo):
-                known = set(self._todo)
-                self._todo += [seq for seq in self._ledger.sequences.values() if seq not in known]
-            if self._clock_ns() > deadline:
-                return self._seen >= len(self._todo)
+                self._advice.guard.call(kind, policy, "adopt", lambda value: None, views)
+            self._seen += len(part)
+            if self._clock_ns() >= deadline:
+                return self._seen == len(self._todo)
         return True
+
+    def _add_newcomers(self) -> None:
+        """Sequences stand in the order of their arrival, so the new ones are those at the end."""
+        last = self._todo[-1] if self._todo else None
+        fresh: list[SequenceState] = []
+        for seq in reversed(self._ledger.sequences.values()):
+            if last is not None and seq.number <= last.number:
+                break
+            fresh.append(seq)
+        self._todo += reversed(fresh)
 
     def _begin_order(self, ticket: SwapTicket) -> None:
         self._order = None
@@ -204,7 +210,7 @@ class Swapper:
             order.advance(CHUNK)
             if order.fault is not None:
                 raise order.fault
-            if self._clock_ns() > deadline:
+            if self._clock_ns() >= deadline:
                 return order.complete
         return True
 

@@ -1,0 +1,164 @@
+"""The waiting queue: order by arrival or key, joins and leaves at any length, a new order built beside."""
+
+from __future__ import annotations
+
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvyard.core.guard import Fault
+from kvyard.core.queue import BUCKET, SortedEntries, WaitingQueue
+from kvyard.core.sequence import SequenceState
+from kvyard.policy.base import OrderKey
+
+from tests.core.harness import spec
+
+
+def sequence(id: int, priority: int = 0) -> SequenceState:
+    return SequenceState(spec(id, priority=priority), None)
+
+
+def by_priority(seq: SequenceState) -> OrderKey:
+    return (seq.priority,)
+
+
+def newest_first(seq: SequenceState) -> OrderKey:
+    return (-seq.arrival,)
+
+
+def ids(queue: WaitingQueue) -> list[int]:
+    return [seq.id for seq in queue]
+
+
+def test_without_a_key_it_is_a_line_with_two_ends() -> None:
+    queue = WaitingQueue()
+    one, two, three = (sequence(id) for id in (1, 2, 3))
+    for seq in (one, two):
+        queue.arrive(seq)
+    queue.requeue(three, front=True)
+    assert ids(queue) == [3, 1, 2]
+    queue.remove(one)
+    queue.requeue(one, front=False)
+    assert ids(queue) == [3, 2, 1]
+    assert not queue.keyed
+
+
+def test_a_key_orders_and_arrival_breaks_ties() -> None:
+    queue = WaitingQueue(by_priority)
+    for id, priority in ((1, 5), (2, 0), (3, 5), (4, 0)):
+        queue.arrive(sequence(id, priority))
+    assert ids(queue) == [1, 2, 3, 4], "not yet asked for their keys, but there"
+    assert len(queue) == 4
+    queue.settle()
+    assert ids(queue) == [2, 4, 1, 3]
+    assert queue.unsettled == 0
+    late = sequence(0, 5)
+    queue.requeue(late, front=False)
+    assert ids(queue) == [2, 4, 0, 1, 3], "a key overrules front and tail"
+
+
+def test_one_that_leaves_before_it_is_settled() -> None:
+    queue = WaitingQueue(by_priority)
+    seq = sequence(1)
+    queue.arrive(seq)
+    queue.remove(seq)
+    assert (len(queue), ids(queue)) == (0, [])
+    with pytest.raises(KeyError):
+        queue.remove(seq)
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32), count=st.sampled_from((5, 40, 3 * BUCKET)))
+def test_sorted_entries_stay_sorted(seed: int, count: int) -> None:
+    random = Random(seed)
+    entries = SortedEntries()
+    there: list[tuple[OrderKey, int, SequenceState]] = []
+    for id in range(count):
+        entry = ((float(random.randrange(5)),), id, sequence(id))
+        entries.add(entry)
+        there.append(entry)
+        if random.random() < 0.4:
+            gone = there.pop(random.randrange(len(there)))
+            entries.remove(gone)
+            with pytest.raises(KeyError):
+                entries.remove(gone)
+    assert list(entries) == [entry[2] for entry in sorted(there, key=lambda entry: entry[:2])]
+    assert len(entries) == len(there)
+
+
+def test_a_new_order_is_built_beside_while_the_old_one_serves() -> None:
+    queue = WaitingQueue(by_priority)
+    seqs = {id: sequence(id, id % 3) for id in range(1, 31)}
+    for seq in seqs.values():
+        queue.arrive(seq)
+    queue.settle()
+    before = ids(queue)
+    built = queue.reorder(newest_first)
+    built.advance(10)
+    assert ids(queue) == before
+    assert not built.complete
+    with pytest.raises(RuntimeError, match="not complete"):
+        queue.adopt(built)
+    # In the meantime one it knows and one it does not know leave, one comes, and one comes back.
+    queue.remove(seqs[int(before[0])])
+    queue.remove(seqs[int(before[-1])])
+    queue.arrive(sequence(99, 0))
+    queue.settle()
+    queue.requeue(seqs[int(before[0])], front=True)
+    while not built.complete:
+        built.advance(7)
+    queue.adopt(built)
+    expected = sorted([*before[:-1], 99], reverse=True)
+    assert ids(queue) == expected
+    for id in expected[:5]:
+        queue.remove(seqs.get(id) or next(seq for seq in queue if seq.id == id))
+    assert ids(queue) == expected[5:]
+
+
+def test_back_to_the_order_of_arrival() -> None:
+    queue = WaitingQueue(newest_first)
+    for id in (1, 2, 3):
+        queue.arrive(sequence(id))
+    queue.settle()
+    assert ids(queue) == [3, 2, 1]
+    built = queue.reorder(None)
+    assert built.complete
+    queue.adopt(built)
+    assert ids(queue) == [1, 2, 3]
+    assert not queue.keyed
+
+
+def test_a_candidate_whose_key_fails_harms_nobody() -> None:
+    def failing(seq: SequenceState) -> OrderKey:
+        if seq.id == 3:
+            raise Fault("admission", "raised", "no")
+        return (seq.id,)
+
+    queue = WaitingQueue(by_priority)
+    for id in (1, 2, 3, 4):
+        queue.arrive(sequence(id))
+    queue.settle()
+    built = queue.reorder(failing)
+    built.advance(100)
+    assert built.fault is not None
+    assert not built.complete
+    queue.arrive(sequence(5))
+    queue.settle()
+    queue.abandon_reorder()
+    assert queue.reordering is None
+    assert ids(queue) == [1, 2, 3, 4, 5]
+
+
+def test_joining_and_leaving_cost_the_same_in_a_long_queue() -> None:
+    queue = WaitingQueue(by_priority)
+    seqs = [sequence(id, id % 10) for id in range(20_000)]
+    for seq in seqs:
+        queue.arrive(seq)
+    queue.settle()
+    assert queue._sorted is not None
+    assert max(len(bucket) for bucket in queue._sorted._buckets) <= BUCKET
+    for seq in seqs[::2]:
+        queue.remove(seq)
+    assert len(queue) == 10_000
+    assert all(queue._sorted._buckets), "empty buckets go"
