@@ -28,12 +28,18 @@ MODEL = "smollm2-135m"
 class Served:
     """A running server: its service, its clients, its address."""
 
-    def __init__(self, service: ScriptedService, text: TextSupport, port: int) -> None:
+    def __init__(self, service: ScriptedService, text: TextSupport, port: int, server: uvicorn.Server) -> None:
         self.service = service
+        self._server = server
         self.text = text
         self.port = port
         self.url = f"http://127.0.0.1:{port}"
         self.http = httpx.AsyncClient(base_url=self.url, timeout=20, verify=False)
+
+    def stop(self, timeout_s: int) -> None:
+        """Stop the server; responses have that long to end."""
+        self._server.config.timeout_graceful_shutdown = timeout_s
+        self._server.should_exit = True
 
     def openai(self) -> openai.AsyncOpenAI:
         """OpenAI's own client."""
@@ -110,7 +116,7 @@ def serve(support: TextSupport) -> Serve:
             )
         )
         task = asyncio.create_task(server._serve([listening]))
-        served = Served(service, text, listening.getsockname()[1])
+        served = Served(service, text, listening.getsockname()[1], server)
         try:
             yield served
         finally:

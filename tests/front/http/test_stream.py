@@ -212,3 +212,19 @@ async def test_API_17_a_huge_prompt_stalls_neither_health_nor_streams(serve: Ser
         assert await polling < 0.25
         await streaming
         assert max(b - a for a, b in itertools.pairwise(stamps)) < 0.5
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_server_that_stops_tells_its_clients(serve: Serve, stream: bool) -> None:
+    def script(job: Job, index: int) -> Script:
+        return [300] * 10_000
+
+    async with serve(script, step_s=0.002, max_model_len=20_000) as served:
+        answer = asyncio.create_task(served.complete(stream=stream, max_tokens=10_000))
+        await served.eventually(lambda: served.service.tokens_made > 3)
+        served.stop(timeout_s=0)
+        body = (await answer).text
+        error = msgspec.json.decode(events(body)[-1] if stream else body)["error"]
+        assert error["code"] == "shutting_down"
+        assert (await answer).status_code == (200 if stream else 503)
+        assert served.service.live == 0

@@ -62,18 +62,21 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, T], gone: 
 
 
 class WatchedSend:
-    """A `send` that knows since when it waits for the client to read."""
+    """A `send` that knows how far the response is, and since when it waits for the client to read."""
 
-    __slots__ = ("_cut", "_loop", "_send", "waiting_since")
+    __slots__ = ("_cut", "_loop", "_send", "ended", "started", "waiting_since")
 
     def __init__(self, send: Send, cut: Callable[[], None]) -> None:
         self._send = send
         self._cut = cut
         self._loop = asyncio.get_running_loop()
         self.waiting_since: float | None = None
+        self.started = self.ended = False
 
     async def __call__(self, message: Message) -> None:
         self.waiting_since = self._loop.time()
+        self.ended = self.started and not message.get("more_body", False)
+        self.started = True
         await self._send(message)
         self.waiting_since = None
 

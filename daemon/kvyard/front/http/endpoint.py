@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Final, Generic, TypeVar
 
@@ -16,7 +18,7 @@ from kvyard.front.http.context import Context
 from kvyard.front.http.errors import ApiError
 from kvyard.front.http.order import Order
 from kvyard.front.http.requests import GenerationRequest
-from kvyard.front.http.respond import Format, send_error, send_stream, send_whole
+from kvyard.front.http.respond import Format, fail_stream, send_error, send_stream, send_whole
 from kvyard.front.http.run import Run
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.text.tokenizer import Tokenizer
@@ -27,6 +29,10 @@ R = TypeVar("R", bound=GenerationRequest)
 
 REQUEST_ID: Final = "x-request-id"
 _LONGEST_ID: Final = 128
+
+_SHUTTING_DOWN: Final = ApiError(503, "The server is shutting down.", code="shutting_down")
+_FAREWELL_S: Final = 0.5
+"""How long a request that the server cancels waits for its client to take the last words."""
 
 
 def response_id(headers: Headers, own: str) -> str:
@@ -60,14 +66,17 @@ class GenerationEndpoint(Generic[R]):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         own = self._context.new_id(self._prefix)
         headers = {REQUEST_ID: response_id(Headers(scope=scope), own)}
+        serving = _Serving(self, own, headers, scope, send)
         try:
             body = await read_body(scope, receive, self._settings.max_body_bytes)
             request = self._decoder.decode(body, own)
             del body
-            serving = _Serving(self, request, own, headers, scope, send)
-            await while_connected(receive, serving.run(), serving.cancel)
+            await while_connected(receive, serving.run(request), serving.cancel)
         except ClientDisconnect:
             return
+        except asyncio.CancelledError:
+            # The server gives its connections up; this task ends here in any case, but not without a word.
+            await serving.farewell()
         except ApiError as error:
             await send_error(error, headers, send)
         except Exception:
@@ -89,17 +98,16 @@ class GenerationEndpoint(Generic[R]):
 
 
 class _Serving(Generic[R]):
-    """One request from its decoded body to its answer's end."""
+    """One request to its answer's end."""
 
     def __init__(
-        self, endpoint: GenerationEndpoint[R], request: R, own: str, headers: dict[str, str], scope: Scope, send: Send
+        self, endpoint: GenerationEndpoint[R], own: str, headers: dict[str, str], scope: Scope, send: Send
     ) -> None:
         self._endpoint = endpoint
-        self._request = request
         self._own = own
         self._headers = headers
         self._scope = scope
-        self._send = send
+        self._send = WatchedSend(send, self._cut)
         self._run: Run | None = None
 
     def cancel(self) -> None:
@@ -107,19 +115,27 @@ class _Serving(Generic[R]):
         if self._run is not None:
             self._run.cancel()
 
-    async def run(self) -> None:
+    async def run(self, request: R) -> None:
         """Serve it. Raises ApiError while nothing has been sent."""
-        self._run, form = await self._endpoint.prepare(self._request, self._own)
-        send = WatchedSend(self._send, self._cut)
-        self._endpoint.stalls.watch(send)
+        self._run, form = await self._endpoint.prepare(request, self._own)
+        self._endpoint.stalls.watch(self._send)
         try:
             if self._run.order.shown.stream:
-                await send_stream(self._run, form, self._headers, self._scope, send)
+                await send_stream(self._run, form, self._headers, self._scope, self._send)
             else:
-                await send_whole(self._run, form, self._headers, send)
+                await send_whole(self._run, form, self._headers, self._send)
         finally:
-            self._endpoint.stalls.forget(send)
+            self._endpoint.stalls.forget(self._send)
             self._run.cancel()  # whatever way this ends, nothing runs on for nobody
+
+    async def farewell(self) -> None:
+        """Tell the client that the server ends the request, if it reads."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_FAREWELL_S):
+                if not self._send.started:
+                    await send_error(_SHUTTING_DOWN, self._headers, self._send)
+                elif not self._send.ended:
+                    await fail_stream(_SHUTTING_DOWN, self._scope, self._send)
 
     def _cut(self) -> None:
         self.cancel()

@@ -69,12 +69,12 @@ async def send_stream(run: Run, form: Format, headers: dict[str, str], scope: Sc
     except ApiError as error:
         if not stream.started:
             raise
-        await _fail(error, stream, scope)
+        await fail_stream(error, scope, send)
     except Exception:
         if not stream.started:
             raise
         log.exception("a stream ended by an internal error", request_id=run.order.id)
-        await _fail(ApiError(500, "An internal error ended the stream.", code="internal_error"), stream, scope)
+        await fail_stream(ApiError(500, "An internal error ended the stream.", code="internal_error"), scope, send)
 
 
 async def _events(run: Run, form: Format, stream: _EventStream) -> None:
@@ -89,11 +89,12 @@ async def _events(run: Run, form: Format, stream: _EventStream) -> None:
     await stream.end(_DONE)
 
 
-async def _fail(error: ApiError, stream: _EventStream, scope: Scope) -> None:
+async def fail_stream(error: ApiError, scope: Scope, send: Send) -> None:
+    """End a stream that has begun by an error event, and close the connection behind it."""
     handle = handle_of(scope)
     if handle is not None:
         handle.close_after_response()
-    await stream.end(b"data: %s\n\n" % error_body(error))
+    await send({"type": "http.response.body", "body": b"data: %s\n\n" % error_body(error), "more_body": False})
 
 
 class _EventStream:
