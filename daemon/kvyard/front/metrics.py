@@ -171,9 +171,10 @@ class Metrics:
             self._preempted_tokens[event.how].inc(event.tokens)
         for cost in record.policies:
             self._policy_calls[cost.kind].inc(cost.calls)
-            self._policy_seconds[cost.kind].observe(cost.ns * 1e-9)
+            kind = cost.kind if cost.kind in KINDS else "other"
+            self._policy_seconds[kind].observe(cost.ns * 1e-9)
             for cause, count in cost.overrides.items():
-                self._overrides[cost.kind][cause].inc(count)
+                self._overrides[kind][cause].inc(count)
 
     @_contained
     def counts(self, running: int, waiting: int) -> None:
@@ -235,7 +236,7 @@ class Metrics:
     def ejected(self, policy: str, code: str) -> None:
         """A policy (`kind/name`) was put out."""
         kind = policy.partition("/")[0]
-        self._ejections[kind][code].inc()
+        self._ejections[kind if kind in KINDS else "other"][code].inc()
         self.stats.policy(kind).ejections += 1
 
     @_contained

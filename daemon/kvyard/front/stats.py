@@ -24,8 +24,8 @@ MAX_REASONS = 32
 
 _RATIO = math.log(1.05)
 _SMALLEST = 1e-7
-_BINS = 560
-"""Up to 7e4 seconds."""
+_LARGEST = 1e5
+_BINS = int(math.log(_LARGEST / _SMALLEST) / _RATIO)
 
 
 class Window:
@@ -44,8 +44,8 @@ class Window:
         if self._epochs[place] != epoch:
             self._epochs[place] = epoch
             self._bins[place] = {}
-        bin_ = 0 if value <= _SMALLEST else min(int(math.log(value / _SMALLEST) / _RATIO), _BINS)
         bins = self._bins[place]
+        bin_ = _bin_of(value)
         bins[bin_] = bins.get(bin_, 0) + count
 
     def quantiles(self, *shares: float) -> tuple[list[float | None], int]:
@@ -58,6 +58,12 @@ class Window:
                     merged[bin_] = merged.get(bin_, 0) + count
         total = sum(merged.values())
         return _at_shares(sorted(merged.items()), total, shares), total
+
+
+def _bin_of(value: float) -> int:
+    if not value > _SMALLEST:  # also a NaN
+        return 0
+    return _BINS if value >= _LARGEST else int(math.log(value / _SMALLEST) / _RATIO)
 
 
 def _at_shares(bins: list[tuple[int, int]], total: int, shares: tuple[float, ...]) -> list[float | None]:
