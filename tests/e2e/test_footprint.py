@@ -1,0 +1,57 @@
+"""What the daemon costs: time to ready, memory of the front, CPU while idle."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.e2e.daemon import daemon
+from tests.e2e.timing import limit
+
+
+def test_ready_in_under_four_seconds_and_small(default_model: Path) -> None:
+    with daemon(model=default_model):
+        pass  # the first start converts the weights and compiles the kernels
+    with daemon(model=default_model) as running:
+        assert running.ready_after < limit(4), f"{running.ready_after:.1f} s from `kvyard serve` to ready"
+        front = psutil.Process(running.process.pid)
+        for number in range(8):
+            running.complete("A few words", max_tokens=8, seed=number)
+        assert front.memory_info().rss < 150 << 20
+
+
+@pytest.mark.timeout(120)
+def test_the_first_start_takes_under_fifteen_seconds(default_model: Path, tmp_path: Path) -> None:
+    fresh = {"KVYARD_CACHE_DIR": str(tmp_path / "cache"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    with daemon(model=default_model, env=fresh) as running:
+        assert running.ready_after < limit(15), f"{running.ready_after:.1f} s at the first start"
+
+
+def test_LIFECYCLE_15_idle_costs_under_two_percent_of_a_core(default_model: Path) -> None:
+    with daemon(model=default_model) as running:
+        running.complete("warm", max_tokens=4)
+        processes = [psutil.Process(pid) for pid in (running.process.pid, running.engine_pid)]
+        time.sleep(0.5)
+        before = [sum(process.cpu_times()[:2]) for process in processes]
+        began = time.monotonic()
+        time.sleep(6)
+        spent = time.monotonic() - began
+        for process, start in zip(processes, before, strict=True):
+            share = (sum(process.cpu_times()[:2]) - start) / spent
+            assert share < 0.02, f"pid {process.pid}: {share:.1%} of a core while idle"
+        warm = timed_first_token(running.base)
+        time.sleep(1)
+        assert timed_first_token(running.base) < warm + 0.05 * limit(1)
+
+
+def timed_first_token(base: str) -> float:
+    """Seconds for one token of a short prompt."""
+    import httpx
+
+    began = time.monotonic()
+    body = {"model": "smollm2-135m", "prompt": [1000, 1001], "max_tokens": 1}
+    httpx.post(base + "/v1/completions", json=body, timeout=30).raise_for_status()
+    return time.monotonic() - began

@@ -1,0 +1,113 @@
+"""Policies are changed on the live daemon: nothing is lost, no logit changes, a bad candidate changes nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.e2e.daemon import DaemonProcess, daemon
+from tests.e2e.metrics import idle_again, value
+from tests.e2e.streams import Result, run_all, run_each, wishes
+from tests.e2e.test_equality import check_equal
+
+FLAGS = (
+    "--deterministic",
+    "--dtype",
+    "float32",
+    "--kv-blocks",
+    "40",
+    "--max-running",
+    "8",
+    "--max-step-tokens",
+    "64",
+)
+CHANGES = [
+    ("discipline", "vllm"),
+    ("prefill", "decode-first"),
+    ("admission", "whole-life"),
+    ("discipline", "sarathi"),
+    ("preemption", "fewest-computed"),
+    ("discipline", "builtin"),
+    ("discipline", "kvyard"),
+]
+
+
+@pytest.mark.timeout(240)
+def test_swaps_under_load_lose_nothing_and_change_no_logit(default_model: Path) -> None:
+    wanted = wishes(28, seed=61, output=(12, 24))
+
+    async def scene(running: DaemonProcess) -> list[Result]:
+        task = asyncio.create_task(run_all(running.base, wanted))
+        await asyncio.sleep(0.5)
+        for number, (kind, name) in enumerate(CHANGES, 1):
+            result = await asyncio.to_thread(running.ask, "policy", "swap", kind, name)
+            assert result["ok"]
+            assert result["generation"] == number
+            if kind != "discipline":
+                assert result["current"][kind] == name
+        return await task
+
+    with daemon(*FLAGS, model=default_model) as running:
+        solo = run_each(running.base, wanted)
+        check_equal(asyncio.run(scene(running)), solo, wanted)
+        idle_again(running)
+        status = running.status()
+        assert status["discipline"] == "kvyard"
+        assert status["generation"] == len(CHANGES)
+        assert value(running, "kvyard_policy_generation") == len(CHANGES)
+
+
+def refused(running: DaemonProcess, *arguments: str) -> str:
+    """A command that must fail; what it said."""
+    done = running.cli("policy", *arguments)
+    assert done.returncode != 0
+    assert "Traceback" not in done.stderr
+    return done.stderr
+
+
+def policies_in_charge(running: DaemonProcess) -> dict[str, str]:
+    listing: list[dict[str, Any]] = running.status()["policies"]
+    return {row["kind"]: row["name"] for row in listing}
+
+
+def test_PLUGIN_02_an_unknown_name_lists_what_there_is(shared_daemon: DaemonProcess) -> None:
+    before = policies_in_charge(shared_daemon)
+    said = refused(shared_daemon, "swap", "admission", "vlllm")
+    assert "no admission policy 'vlllm'" in said
+    assert "whole-life" in said
+    assert policies_in_charge(shared_daemon) == before
+
+
+def test_a_bad_parameter_changes_nothing(shared_daemon: DaemonProcess) -> None:
+    before = policies_in_charge(shared_daemon)
+    assert "at most 0.5" in refused(shared_daemon, "swap", "admission", "vllm", "watermark=7")
+    assert policies_in_charge(shared_daemon) == before
+
+
+def test_live_parameters_survive_the_engines_death(default_model: Path) -> None:
+    import os
+    import signal
+
+    with daemon(*FLAGS, model=default_model) as running:
+        running.ask("policy", "swap", "admission", "vllm")
+        result = running.ask("policy", "set", "admission", "watermark=0.25")
+        assert result["ok"]
+        os.kill(running.engine_pid, signal.SIGKILL)
+        asyncio.run(asyncio.sleep(0.3))
+        running.wait_ready()
+        rows = {row["kind"]: row for row in running.status()["policies"]}
+        assert rows["admission"]["name"] == "vllm"
+        shown = json.dumps(running.ask("policy", "show"))
+        assert "0.25" in shown
+        assert running.status()["generation"] == 2
+
+
+def test_PLUGIN_02_an_unknown_discipline_at_the_start_is_a_sentence(default_model: Path) -> None:
+    with daemon("--discipline", "vlllm", model=default_model, wait=False) as running:
+        assert running.process.wait(20) == 6
+        assert "no discipline 'vlllm'; installed are: " in running.log
+        assert "Traceback" not in running.log
