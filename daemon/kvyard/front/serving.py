@@ -344,7 +344,7 @@ class Serving:
         self._observer.finished(
             reason,
             self._clock() - entry.sequence.arrived,
-            entry.prompt_tokens,
+            entry.prompt_tokens if entry.sequence.index == 0 else 0,
             entry.outputs,
             entry.preemptions,
             code,
