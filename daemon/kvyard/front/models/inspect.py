@@ -46,7 +46,7 @@ def inspect(ref: ModelRef) -> Details:
     """Read a model's headers. Raises BadModel."""
     try:
         return _gguf(ref) if ref.format == "gguf" else _hf(ref)
-    except (struct.error, IndexError, KeyError, ValueError, OSError) as error:
+    except (struct.error, LookupError, ValueError, TypeError, AttributeError, OSError, RecursionError) as error:
         raise BadModel(
             f"{ref.path} cannot be read as {ref.format}: {error}", "it may be cut short; fetch it again"
         ) from error
