@@ -13,6 +13,7 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvyard.core.advice import PolicySet
+from kvyard.core.conduct import ConductLimits
 from kvyard.core.plan import Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import NeverFits, Scheduler
 from kvyard.policy import KINDS
@@ -32,6 +33,10 @@ LIMITS = st.builds(
     prefix_cache=st.booleans(),
     swap_blocks=st.sampled_from((0, 3, 40)),
 )
+ANYTHING_GOES = ConductLimits(
+    stall_s=1e9, overtakes=10**9, age_s=1e9, idle_steps=10**9, idle_s=1e9, override_share=2.0
+)
+"""Random decisions are bad conduct by any measure; here each of them must be survived."""
 
 
 def plain_set() -> PolicySet:
@@ -55,7 +60,8 @@ class World:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self.scheduler = Scheduler(self.limits, random_set(self.random), clock_ns=self.clock, salt=b"s")
+        policies = random_set(self.random)
+        self.scheduler = Scheduler(self.limits, policies, clock_ns=self.clock, salt=b"s", conduct=ANYTHING_GOES)
         self.kv = KvModel(self.limits)
 
     def arrive(self) -> None:

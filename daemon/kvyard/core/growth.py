@@ -58,7 +58,7 @@ class Pressure:
             if self._moves.may_preempt(seq):
                 return seq
             if seq.row >= 0:
-                self._advice.guard.override("preemption", "needed-by-newcomer")
+                self._advice.guard.override("preemption", "needed-by-newcomer", blame=False)
         return None
 
 

@@ -116,7 +116,10 @@ class Guard:
         self._timer = timer or NoTimer()
         self._watch = watch
         self._overruns: dict[Kind, deque[int]] = {kind: deque() for kind in KINDS}
-        self._calls: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        self.calls: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        """Calls of each kind since the start."""
+        self.blamed: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        """Overrides of each kind since the start that speak against the policy."""
         self._inside = False
         self._started_wall = self._started_cpu = 0
         self._ticks = 0
@@ -159,7 +162,7 @@ class Guard:
         cost = self.costs[kind]
         cost.calls += 1
         cost.ns += spent
-        self._calls[kind] += 1
+        self.calls[kind] += 1
         if self._ticks or spent > self.budget.soft_ns:
             self._judge_time(kind, method)
         return decision
@@ -168,8 +171,9 @@ class Guard:
         """Another policy is in charge of `kind`: it starts with a clean slate."""
         self._overruns[kind].clear()
 
-    def override(self, kind: Kind, cause: str) -> None:
-        """The core overrode a decision of `kind`."""
+    def override(self, kind: Kind, cause: str, *, blame: bool = True) -> None:
+        """The core overrode a decision of `kind`; without `blame` that says nothing against the policy."""
+        self.blamed[kind] += blame
         overrides = self.costs[kind].overrides
         overrides[cause] = overrides.get(cause, 0) + 1
 
@@ -226,8 +230,8 @@ class Guard:
         if self._cpu_ns() - self._started_cpu <= self.budget.soft_ns:
             return
         overruns = self._overruns[kind]
-        overruns.append(self._calls[kind])
-        while overruns and overruns[0] <= self._calls[kind] - self.budget.soft_window:
+        overruns.append(self.calls[kind])
+        while overruns and overruns[0] <= self.calls[kind] - self.budget.soft_window:
             overruns.popleft()
         if len(overruns) >= self.budget.soft_overruns:
             limit = self.budget.soft_ns / 1e6

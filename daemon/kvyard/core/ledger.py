@@ -146,6 +146,7 @@ class Ledger:
             self.prompts += 1
         self.swapped -= seq.state is State.SWAPPED
         seq.move(Event.ADMIT)
+        seq.admissions += 1
         seq.admitted_step = self.step
         self._views = None
         return row

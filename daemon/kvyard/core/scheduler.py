@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from kvyard.core.advice import Advice, Exit, PolicySet
+from kvyard.core.conduct import Conduct, ConductLimits
 from kvyard.core.guard import Guard
 from kvyard.core.journal import Journal, RecordParts
 from kvyard.core.ledger import Ledger, NeverFits
@@ -65,6 +66,7 @@ class Scheduler:
         clock_ns: Callable[[], int],
         guard: Guard | None = None,
         salt: bytes = b"",
+        conduct: ConductLimits | None = None,
     ) -> None:
         """Raises Fault when a policy's declarations cannot be used."""
         _check_limits(limits)
@@ -78,6 +80,7 @@ class Scheduler:
         self.guard.take_costs()  # reading the declarations is no decision
         self._moves = Moves(self.ledger, self._state)
         self._planner = Planner(self._moves, self.advice)
+        self._conduct = Conduct(self.advice, self.ledger, self._state, conduct)
         self._journal = Journal()
         self._swapper = Swapper(self.advice, self.ledger, clock_ns)
         self._open: Plan | None = None
@@ -157,11 +160,13 @@ class Scheduler:
         self.ledger.now = now
         self._planner.open()
         if self._paused:
+            self._conduct.pardon()
             self._journal.step_planned(self._state, "paused", -1)
         else:
             with self.guard.armed():
                 self._swapper.advance()
                 self._planner.walk()
+                self._conduct.look()
             self._note_step()
         plan = self._planner.plan()
         if plan.idle:

@@ -1,13 +1,17 @@
 """How long a step takes, fitted on line: seconds = a + b * decodes + c * prompt tokens.
 
-Recursive least squares that forgets, so it follows a load whose contexts grow. Three coefficients in plain
-Python cost a microsecond a step.
+Weighted least squares that forgets, so it follows a load whose contexts grow. The sums of products are kept and
+solved anew in every step, drawn towards the last weights: a load that does not vary (the same chunk in every
+step) says nothing of how the parts of a step's time divide, and then they stay as they were. The recursive form
+that keeps an inverse loses its footing on such a load. Three coefficients in plain Python cost microseconds.
 """
 
 from __future__ import annotations
 
 FORGET = 0.99
 """Weight of a step after each further one: the fit looks back over about a hundred steps."""
+PULL = 1.0
+"""Weight of the last weights, in steps."""
 MIN_STEPS = 8
 COPY_WEIGHT = 0.2
 """Weight of the newest copy in the running mean of the time per block."""
@@ -20,8 +24,11 @@ class OnlineStepTime:
     SCALE: Vector = (1.0, 1 / 64, 1 / 512)
 
     def __init__(self) -> None:
-        self._weights: list[float] = [0.0, 0.0, 0.0]
-        self._inverse = [[1e3 if i == j else 0.0 for j in range(3)] for i in range(3)]
+        self._weights: Vector = (0.0, 0.0, 0.0)
+        self._products = [0.0] * 6
+        """Forgetting sums of the products of inputs: 00, 01, 02, 11, 12, 22."""
+        self._targets = [0.0] * 3
+        """Forgetting sums of input times seconds."""
         self._steps = 0
         self._per_block = 0.0
 
@@ -29,8 +36,9 @@ class OnlineStepTime:
         """Expected duration of such a step; 0.0 before enough steps were seen."""
         if self._steps < MIN_STEPS:
             return 0.0
-        x = self._inputs(decodes, prompt_tokens)
-        return max(0.0, sum(w * v for w, v in zip(self._weights, x, strict=True)))
+        a, b, c = self._weights
+        _, x, y = self._inputs(decodes, prompt_tokens)
+        return max(0.0, a + b * x + c * y)
 
     def copy_seconds(self, blocks: int) -> float:
         """Expected time to copy that many blocks to or from the host pool; 0.0 before a copy was seen."""
@@ -41,17 +49,25 @@ class OnlineStepTime:
         if copied_blocks:
             self._observe_copy(seconds - self.seconds(decodes, prompt_tokens), copied_blocks)
             return  # what the copies took would be taken for work of the model
-        x = self._inputs(decodes, prompt_tokens)
-        p = self._inverse
-        px = [sum(row[j] * x[j] for j in range(3)) for row in p]
-        gain = [v / (FORGET + sum(x[j] * px[j] for j in range(3))) for v in px]
-        error = seconds - sum(w * v for w, v in zip(self._weights, x, strict=True))
-        self._weights = [w + g * error for w, g in zip(self._weights, gain, strict=True)]
-        # Forgetting lets the inverse grow without bound while the load does not vary; the cap ends that.
-        self._inverse = [
-            [min(1e6, max(-1e6, (p[i][j] - gain[i] * px[j]) / FORGET)) for j in range(3)] for i in range(3)
-        ]
+        one, x, y = self._inputs(decodes, prompt_tokens)
+        products = (one, x, y, x * x, x * y, y * y)
+        self._products = [FORGET * old + new for old, new in zip(self._products, products, strict=True)]
+        targets = (seconds, x * seconds, y * seconds)
+        self._targets = [FORGET * old + new for old, new in zip(self._targets, targets, strict=True)]
+        self._weights = self._solve()
         self._steps += 1
+
+    def _solve(self) -> Vector:
+        """The weights that fit best, drawn towards the last ones; the matrix is positive definite."""
+        a, b, c, d, e, f = self._products
+        a, d, f = a + PULL, d + PULL, f + PULL
+        u, v, w = (t + PULL * last for t, last in zip(self._targets, self._weights, strict=True))
+        co_a, co_b, co_c = d * f - e * e, c * e - b * f, b * e - c * d
+        inverse = 1.0 / (a * co_a + b * co_b + c * co_c)
+        first = (co_a * u + co_b * v + co_c * w) * inverse
+        second = (co_b * u + (a * f - c * c) * v + (b * c - a * e) * w) * inverse
+        third = (co_c * u + (b * c - a * e) * v + (a * d - b * b) * w) * inverse
+        return first, second, third
 
     def _observe_copy(self, seconds: float, blocks: int) -> None:
         if self._steps < MIN_STEPS:

@@ -1,0 +1,156 @@
+"""Watches over many steps what no single decision shows: standing still, starving, and too many overrides.
+
+Blame must be right. A step without rows is nobody's fault while a wake-up is declared; a long wait is nobody's
+fault while nobody overtakes; and what the core overrides for its own reasons counts for nobody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvyard.core.advice import Advice
+from kvyard.core.guard import Fault
+from kvyard.core.ledger import Ledger
+from kvyard.core.sequence import NO_ROW, SequenceState
+from kvyard.core.step import StepState
+from kvyard.policy.base import KINDS, Kind
+
+LOOK_EVERY = 64
+"""Steps between two looks for starvation."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConductLimits:
+    """What puts a policy out although each of its decisions was valid."""
+
+    stall_s: float = 1.0
+    """Something waits, nothing runs, no wake-up is declared."""
+    overtakes: int = 1000
+    """Others admitted while the oldest waiting sequence is passed over."""
+    age_s: float = 300.0
+    """The oldest waiting sequence has been passed over for that long, by `age_overtakes` others at least."""
+    age_overtakes: int = 32
+    idle_steps: int = 2000
+    """Steps that placed others while a running sequence got nothing; and `idle_s` seconds."""
+    idle_s: float = 30.0
+    override_share: float = 0.5
+    """Of the last `window` calls of a kind, those that the core had to override."""
+    window: int = 100
+
+
+class Conduct:
+    """Looks at the policies' conduct after each step; puts out who stands still or starves others."""
+
+    def __init__(self, advice: Advice, ledger: Ledger, step: StepState, limits: ConductLimits | None = None) -> None:
+        self.limits = limits or ConductLimits()
+        self._advice = advice
+        self._ledger = ledger
+        self._step = step
+        self._still_since: float | None = None
+        self._asked: dict[Kind, int] = dict.fromkeys(KINDS, 0)
+        """Calls of each kind before this step."""
+        self._passed_over: SequenceState | None = None
+        self._stint = 0
+        self._admitted_before = 0
+        self._passed_since = 0.0
+        self._admission_calls_before = 0
+        self._idle: tuple[int, float] | None = None
+        """Id of a running sequence that gets nothing, and since when."""
+        self._windows: dict[Kind, tuple[int, int]] = dict.fromkeys(KINDS, (0, 0))
+        """Calls and overrides of each kind at the start of its window."""
+
+    def look(self) -> None:
+        """After a step that was not paused; the guard is armed."""
+        try:
+            self._look_for_stall()
+            self._look_at_overrides()
+            if self._ledger.step % LOOK_EVERY == 0:
+                self._look_for_starvation()
+                self._look_for_idling()
+        except Fault as fault:
+            self._reset()
+            self._advice.eject(fault)
+        self._asked = dict(self._advice.guard.calls)
+
+    def pardon(self) -> None:
+        """Nothing is expected of the policies in this step (paused)."""
+        self._still_since = None
+
+    def _reset(self) -> None:
+        self._still_since = self._passed_over = self._idle = None
+
+    # ---- standing still -------------------------------------------------------------------------------------
+
+    def _look_for_stall(self) -> None:
+        step, ledger = self._step, self._ledger
+        waits_on_purpose = step.wake > ledger.step
+        if step.placed or ledger.running or not len(ledger.queue) or waits_on_purpose:
+            self._still_since = None
+            return
+        if self._still_since is None:
+            self._still_since = ledger.now
+        still = ledger.now - self._still_since
+        if still >= self.limits.stall_s:
+            kind: Kind = "admission" if self._was_asked("admission") else "prefill"
+            what = f"{len(ledger.queue)} requests wait, nothing has been scheduled for {still:.1f} s"
+            raise Fault(kind, "stalled", f"{what} and no wake-up is declared")
+
+    def _was_asked(self, kind: Kind) -> bool:
+        return self._advice.guard.calls[kind] > self._asked[kind]
+
+    # ---- starving -------------------------------------------------------------------------------------------
+
+    def _oldest_waiting(self) -> SequenceState | None:
+        # Sequences stand in the order of their arrival and at most `max_running` of them run.
+        return next((seq for seq in self._ledger.sequences.values() if seq.row == NO_ROW), None)
+
+    def _look_for_starvation(self) -> None:
+        ledger, limits = self._ledger, self.limits
+        oldest = self._oldest_waiting()
+        if oldest is not self._passed_over or (oldest is not None and oldest.admissions != self._stint):
+            self._passed_over = oldest
+            self._stint = 0 if oldest is None else oldest.admissions
+            self._admitted_before, self._passed_since = ledger.count.admitted, ledger.now
+            self._admission_calls_before = self._advice.guard.calls["admission"]
+            return
+        if oldest is None:
+            return
+        overtaken, age = ledger.count.admitted - self._admitted_before, ledger.now - self._passed_since
+        if overtaken > limits.overtakes or (age > limits.age_s and overtaken >= limits.age_overtakes):
+            asked = self._advice.guard.calls["admission"] > self._admission_calls_before
+            raise Fault(
+                "admission" if asked else "prefill",
+                "starving",
+                f"sequence {oldest.id} was passed over by {overtaken} others in {age:.0f} s",
+            )
+
+    def _look_for_idling(self) -> None:
+        ledger, cols = self._ledger, self._ledger.cols
+        if not ledger.running:
+            self._idle = None
+            return
+        waited = ledger.step - cols.placed_step[cols.order]
+        longest = int(waited.argmax())
+        id = int(cols.id[cols.order[longest]])
+        if int(waited[longest]) < LOOK_EVERY or self._idle is None or self._idle[0] != id:
+            self._idle = (id, ledger.now)
+            return
+        if int(waited[longest]) > self.limits.idle_steps and ledger.now - self._idle[1] > self.limits.idle_s:
+            raise Fault(
+                "prefill", "starving", f"running sequence {id} got nothing in the last {waited[longest]} steps"
+            )
+
+    # ---- overrides ------------------------------------------------------------------------------------------
+
+    def _look_at_overrides(self) -> None:
+        guard, limits = self._advice.guard, self.limits
+        for kind in KINDS:
+            calls, overrides = guard.calls[kind], guard.blamed[kind]
+            calls_before, overrides_before = self._windows[kind]
+            if calls - calls_before < limits.window:
+                continue
+            self._windows[kind] = (calls, overrides)
+            share = (overrides - overrides_before) / (calls - calls_before)
+            if share >= limits.override_share:
+                text = f"the core had to override {share:.0%} of its last {calls - calls_before} decisions"
+                raise Fault(kind, "overridden", text)

@@ -1,0 +1,184 @@
+"""Conduct over many steps: who stands still or starves others is put out, and nobody else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from kvyard.core.conduct import LOOK_EVERY, ConductLimits
+from kvyard.core.scheduler import Scheduler
+from kvyard.policy import ADMIT, DECODE, PROMPT, RUNNING, Admission, Shape, Snapshot, Victims, nobody
+
+from tests.core.harness import Clock, limits, run_step, spec
+from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
+
+SMALL = ConductLimits(overtakes=100, age_s=50.0, age_overtakes=10, idle_steps=200, idle_s=5.0)
+
+
+def scheduler(
+    admission: ScriptedAdmission | None = None,
+    preemption: ScriptedPreemption | None = None,
+    prefill: ScriptedPrefill | None = None,
+    conduct: ConductLimits | None = SMALL,
+    **changes: int,
+) -> Scheduler:
+    policies = scripted_set(admission, preemption, prefill)
+    return Scheduler(limits(**changes), policies, clock_ns=Clock(), conduct=conduct)
+
+
+def codes(target: Scheduler) -> list[tuple[str, str]]:
+    return [(exit_.kind, exit_.code) for exit_ in target.take_exits()]
+
+
+def run(target: Scheduler, steps: int, seconds: float, each: Callable[[int], None] | None = None) -> None:
+    for number in range(steps):
+        if each is not None:
+            each(number)
+        run_step(target, now=target.ledger.now + seconds / steps, check=False)
+
+
+# ---- standing still --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "decide", [lambda s: Admission(()), lambda s: nobody("never"), lambda s: nobody("x", wake=0)]
+)
+def test_who_admits_nobody_for_a_second_is_put_out(decide: Callable[[Snapshot], Admission]) -> None:
+    target = scheduler(ScriptedAdmission(decide))
+    target.add(spec(1))
+    run(target, 10, 0.9)
+    assert codes(target) == []
+    run(target, 3, 0.3)
+    assert codes(target) == [("admission", "stalled")]
+    assert target.running == 1, "the built-in let it in"
+
+
+def test_a_shape_that_never_asks_for_admission_is_the_one_to_blame() -> None:
+    target = scheduler(prefill=ScriptedPrefill(Shape(((RUNNING,),))))
+    target.add(spec(1))
+    run(target, 20, 1.2)
+    assert codes(target) == [("prefill", "stalled")]
+
+
+def test_a_shape_without_prompt_tokens_is_the_one_to_blame() -> None:
+    target = scheduler(prefill=ScriptedPrefill(Shape(((RUNNING, ADMIT),), prompts=0)))
+    target.add(spec(1))
+    run(target, 20, 1.2)
+    assert codes(target) == [("prefill", "stalled")]
+
+
+def test_a_declared_wake_up_is_no_stall() -> None:
+    def window(s: Snapshot) -> Admission:
+        return nobody("a window", wake=s.step + 5) if s.now < 30 else Admission(s.waiting)
+
+    target = scheduler(ScriptedAdmission(window))
+    target.add(spec(1))
+    run(target, 100, 29.0)
+    assert target.running == 0
+    run(target, 5, 2.0)
+    assert target.running == 1
+    assert codes(target) == []
+
+
+def test_holding_the_queue_while_something_runs_is_no_stall() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("static") if s.running else Admission(s.waiting)))
+    target.add(spec(1, prompt_len=8, max_new=60))
+    run_step(target)
+    target.add(spec(2))
+    run(target, 55, 60.0)
+    assert codes(target) == []
+
+
+def test_an_idle_or_paused_scheduler_blames_nobody() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("never")))
+    run(target, 10, 100.0)
+    target.add(spec(1))
+    target.pause()
+    run(target, 10, 100.0)
+    target.resume()
+    run_step(target, now=target.ledger.now + 0.5)
+    assert codes(target) == []
+
+
+def test_a_full_pool_blames_nobody() -> None:
+    target = scheduler(blocks=4)
+    target.add(spec(1, prompt_len=8, max_new=8))
+    target.add(spec(2, prompt_len=15, max_new=2))
+    run(target, 8, 20.0)
+    assert codes(target) == []
+
+
+# ---- starving --------------------------------------------------------------------------------------------------
+
+
+def newcomer(target: Scheduler) -> Callable[[int], None]:
+    return lambda number: target.add(spec(100 + number, prompt_len=2, max_new=1))
+
+
+def test_who_passes_one_request_over_is_put_out() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1])))
+    target.add(spec(1))
+    run(target, 80, 5.0, newcomer(target))
+    assert codes(target) == []
+    run(target, 200, 5.0, lambda number: target.add(spec(1000 + number, prompt_len=2, max_new=1)))
+    assert codes(target) == [("admission", "starving")]
+    assert 1 not in [row.id for row in target.request_rows(99) if row.state == "waiting"]
+
+
+def test_age_counts_only_with_overtakers() -> None:
+    admission = ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1]))
+    target = scheduler(admission, conduct=ConductLimits(age_s=50.0, age_overtakes=10))
+    target.add(spec(1))
+    run(target, LOOK_EVERY * 3, 100.0, newcomer(target))
+    assert codes(target) == [("admission", "starving")]
+    patient = scheduler(max_running=1, max_model_len=1024, blocks=300)
+    patient.add(spec(1, prompt_len=2, max_new=1000))
+    patient.add(spec(2))
+    run(patient, LOOK_EVERY * 8, 1000.0)
+    assert codes(patient) == [], "a long wait behind a long request is nobody's fault"
+
+
+def test_a_backlog_in_order_blames_nobody() -> None:
+    target = scheduler(max_running=2)
+    for id in range(1, 801):
+        target.add(spec(id, prompt_len=2, max_new=1))
+    run(target, 420, 1000.0)
+    assert codes(target) == []
+    assert not target.has_work()
+
+
+def test_a_shape_that_leaves_running_ones_without_tokens_is_put_out() -> None:
+    prefill = ScriptedPrefill(Shape(((PROMPT, ADMIT), (DECODE,))))
+    target = scheduler(prefill=prefill)
+    target.add(spec(1, max_new=20))
+    run(target, 2, 0.1)
+    run(target, 600, 30.0, lambda number: target.add(spec(100 + number, prompt_len=2, max_new=1)))
+    assert codes(target) == [("prefill", "starving")]
+
+
+# ---- overrides -------------------------------------------------------------------------------------------------
+
+
+def test_who_is_overridden_in_most_of_its_decisions_is_put_out() -> None:
+    prefill = ScriptedPrefill(share=lambda s, prompts, left: [0] * len(prompts))
+    target = scheduler(prefill=prefill, max_running=1)
+    for id in range(1, 300):
+        target.add(spec(id, prompt_len=2, max_new=1))
+    run(target, 40, 0.5)
+    assert codes(target) == []
+    run(target, 100, 0.5)
+    assert codes(target) == [("prefill", "overridden")]
+
+
+def test_naming_no_victim_for_ever_is_put_out() -> None:
+    preemption = ScriptedPreemption(lambda s, who, cause: Victims(()))
+    target = scheduler(preemption=preemption, blocks=4, max_running=2, conduct=ConductLimits(window=20))
+    for id in range(1, 100):
+        target.add(spec(id, prompt_len=8, max_new=4))
+    exits: list[tuple[str, str]] = []
+    for _ in range(2500):
+        run_step(target, now=target.ledger.now + 0.001, check=False)
+        exits += codes(target)
+        if exits or not target.has_work():
+            break
+    assert exits == [("preemption", "overridden")]
