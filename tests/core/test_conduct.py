@@ -46,7 +46,7 @@ def run(target: Scheduler, steps: int, seconds: float, each: Callable[[int], Non
 def test_who_admits_nobody_for_a_second_is_put_out(decide: Callable[[Snapshot], Admission]) -> None:
     target = scheduler(ScriptedAdmission(decide))
     target.add(spec(1))
-    run(target, 10, 0.9)
+    run(target, 30, 0.9)
     assert codes(target) == []
     run(target, 3, 0.3)
     assert codes(target) == [("admission", "stalled")]
@@ -56,14 +56,14 @@ def test_who_admits_nobody_for_a_second_is_put_out(decide: Callable[[Snapshot], 
 def test_a_shape_that_never_asks_for_admission_is_the_one_to_blame() -> None:
     target = scheduler(prefill=ScriptedPrefill(Shape(((RUNNING,),))))
     target.add(spec(1))
-    run(target, 20, 1.2)
+    run(target, 30, 1.5)
     assert codes(target) == [("prefill", "stalled")]
 
 
 def test_a_shape_without_prompt_tokens_is_the_one_to_blame() -> None:
     target = scheduler(prefill=ScriptedPrefill(Shape(((RUNNING, ADMIT),), prompts=0)))
     target.add(spec(1))
-    run(target, 20, 1.2)
+    run(target, 30, 1.5)
     assert codes(target) == [("prefill", "stalled")]
 
 
@@ -87,6 +87,14 @@ def test_holding_the_queue_while_something_runs_is_no_stall() -> None:
     target.add(spec(2))
     run(target, 55, 60.0)
     assert codes(target) == []
+
+
+def test_a_machine_that_stands_still_itself_blames_nobody() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("not yet") if s.step < 9 else Admission(s.waiting)))
+    target.add(spec(1))
+    run(target, 10, 100.0)
+    assert codes(target) == []
+    assert target.running == 1
 
 
 def test_an_idle_or_paused_scheduler_blames_nobody() -> None:

@@ -24,7 +24,9 @@ class ConductLimits:
     """What puts a policy out although each of its decisions was valid."""
 
     stall_s: float = 1.0
-    """Something waits, nothing runs, no wake-up is declared."""
+    """Something waits, nothing runs, no wake-up is declared; and for `stall_steps` steps."""
+    stall_steps: int = 20
+    """A busy machine may let a second pass between two steps, and that is not the policy's fault."""
     overtakes: int = 1000
     """Others admitted while the oldest waiting sequence is passed over."""
     age_s: float = 300.0
@@ -47,6 +49,7 @@ class Conduct:
         self._ledger = ledger
         self._step = step
         self._still_since: float | None = None
+        self._still_steps = 0
         self._asked: dict[Kind, int] = dict.fromkeys(KINDS, 0)
         """Calls of each kind before this step."""
         self._passed_over: SequenceState | None = None
@@ -88,9 +91,10 @@ class Conduct:
             self._still_since = None
             return
         if self._still_since is None:
-            self._still_since = ledger.now
+            self._still_since, self._still_steps = ledger.now, 0
+        self._still_steps += 1
         still = ledger.now - self._still_since
-        if still >= self.limits.stall_s:
+        if still >= self.limits.stall_s and self._still_steps >= self.limits.stall_steps:
             kind: Kind = "admission" if self._was_asked("admission") else "prefill"
             what = f"{len(ledger.queue)} requests wait, nothing has been scheduled for {still:.1f} s"
             raise Fault(kind, "stalled", f"{what} and no wake-up is declared")
