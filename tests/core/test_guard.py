@@ -319,7 +319,7 @@ def test_calls_and_time_are_counted_by_kind() -> None:
     guard.override("prefill", "alone")
     costs = guard.take_costs()
     assert (costs["prefill"].calls, costs["prefill"].ns, costs["prefill"].overrides) == (3, 1500, {"alone": 1})
-    assert guard.take_costs()["prefill"].calls == 0
+    assert guard.take_costs() == {}
 
 
 def slow_calls(guard: Guard, policy: Anything, pattern: list[int]) -> int | None:

@@ -16,7 +16,7 @@ from kvyard.core.step import StepState
 from kvyard.policy.base import KINDS, Kind
 
 LOOK_EVERY = 64
-"""Steps between two looks for starvation."""
+"""Steps between two looks for starvation and at the share of overrides."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Conduct:
         self._step = step
         self._still_since: float | None = None
         self._still_steps = 0
-        self._asked: dict[Kind, int] = dict.fromkeys(KINDS, 0)
-        """Calls of each kind before this step."""
+        self._asked = 0
+        """Calls of the admission policy before this step."""
         self._passed_over: SequenceState | None = None
         self._stint = 0
         self._admitted_before = 0
@@ -66,14 +66,14 @@ class Conduct:
         """After a step that was not paused; the guard is armed."""
         try:
             self._look_for_stall()
-            self._look_at_overrides()
             if self._ledger.step % LOOK_EVERY == 0:
+                self._look_at_overrides()
                 self._look_for_starvation()
                 self._look_for_idling()
         except Fault as fault:
             self._reset()
             self._advice.eject(fault)
-        self._asked = dict(self._advice.guard.calls)
+        self._asked = self._advice.guard.calls["admission"]
 
     def pardon(self) -> None:
         """Nothing is expected of the policies in this step (paused)."""
@@ -95,12 +95,9 @@ class Conduct:
         self._still_steps += 1
         still = ledger.now - self._still_since
         if still >= self.limits.stall_s and self._still_steps >= self.limits.stall_steps:
-            kind: Kind = "admission" if self._was_asked("admission") else "prefill"
+            kind: Kind = "admission" if self._advice.guard.calls["admission"] > self._asked else "prefill"
             what = f"{len(ledger.queue)} requests wait, nothing has been scheduled for {still:.1f} s"
             raise Fault(kind, "stalled", f"{what} and no wake-up is declared")
-
-    def _was_asked(self, kind: Kind) -> bool:
-        return self._advice.guard.calls[kind] > self._asked[kind]
 
     # ---- starving -------------------------------------------------------------------------------------------
 

@@ -125,19 +125,28 @@ class Guard:
         self._ticks = 0
         self._armed = False
 
+    def arm(self) -> bool:
+        """Arm the timer; False when it is armed already, and then somebody else disarms it."""
+        if self._armed:
+            return False
+        self._armed = True
+        self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
+        return True
+
+    def disarm(self) -> None:
+        """No more ticks."""
+        self._timer.disarm()
+        self._armed = False
+
     @contextmanager
     def armed(self) -> Iterator[None]:
         """Arm the timer around policy calls; nests."""
-        if self._armed:
-            yield
-            return
-        self._armed = True
-        self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
+        mine = self.arm()
         try:
             yield
         finally:
-            self._timer.disarm()
-            self._armed = False
+            if mine:
+                self.disarm()
 
     def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
@@ -178,8 +187,10 @@ class Guard:
         overrides[cause] = overrides.get(cause, 0) + 1
 
     def take_costs(self) -> dict[Kind, CallCost]:
-        """Costs since the last call."""
-        taken, self.costs = self.costs, {kind: CallCost() for kind in KINDS}
+        """Costs since the last call, of the kinds that have any."""
+        taken = {kind: cost for kind, cost in self.costs.items() if cost.calls or cost.overrides}
+        for kind in taken:
+            self.costs[kind] = CallCost()
         return taken
 
     # ---- time -----------------------------------------------------------------------------------------------

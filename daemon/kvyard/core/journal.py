@@ -9,7 +9,6 @@ from kvyard.core.guard import Guard
 from kvyard.core.sequence import SequenceState
 from kvyard.core.step import StepState
 from kvyard.link.record import PolicyCost, Preemption, Wait
-from kvyard.policy.base import KINDS
 
 
 @dataclass(slots=True)
@@ -86,8 +85,6 @@ class Journal:
         parts, self._parts = self._parts, RecordParts()
         costs = guard.take_costs()
         parts.policies = [
-            PolicyCost(kind, policies.name(kind), cost.calls, cost.ns, cost.overrides)
-            for kind in KINDS
-            if (cost := costs[kind]).calls or cost.overrides
+            PolicyCost(kind, policies.name(kind), cost.calls, cost.ns, cost.overrides) for kind, cost in costs.items()
         ]
         return parts

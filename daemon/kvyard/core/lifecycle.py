@@ -26,6 +26,8 @@ class State(Enum):
     SWAPPED = "swapped"
     FINISHED = "finished"
 
+    __hash__ = object.__hash__  # Enum's own is Python code, and the table is looked up for every start and end
+
 
 class Event(Enum):
     """What can happen to a sequence."""
@@ -37,6 +39,8 @@ class Event(Enum):
     LOSE_HOST = "lose_host"
     """The copy in the host pool cannot be trusted (its step failed): compute the tokens again."""
     FINISH = "finish"
+
+    __hash__ = object.__hash__
 
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]

@@ -163,10 +163,13 @@ class Scheduler:
             self._conduct.pardon()
             self._journal.step_planned(self._state, "paused", -1)
         else:
-            with self.guard.armed():
+            self.guard.arm()
+            try:
                 self._swapper.advance()
                 self._planner.walk()
                 self._conduct.look()
+            finally:
+                self.guard.disarm()
             self._note_step()
         plan = self._planner.plan()
         if plan.idle:
