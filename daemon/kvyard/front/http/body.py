@@ -22,7 +22,7 @@ S = TypeVar("S", bound=msgspec.Struct)
 _DRAIN_BYTES: Final = 64 << 20
 """How much of a too large body is read and thrown away so that its sender gets to read the answer."""
 
-_AT: Final = re.compile(r" - at `\$\.?(?P<path>.*)`$")
+_AT: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 

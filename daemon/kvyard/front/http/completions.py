@@ -49,8 +49,6 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> Given:
     texts = [each for each in prompt if isinstance(each, str)]
     ids = [each for each in prompt if isinstance(each, int)]
     lists = [each for each in prompt if isinstance(each, list)]
-    if not prompt:
-        raise invalid("prompt: at least one prompt is needed.", "prompt", "empty_prompt")
     if len(ids) == len(prompt):
         return [ids]
     if len(texts) == len(prompt):
@@ -149,8 +147,9 @@ class CompletionFormat:
             return
         text = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
         choice.text = text + choice.text
-        if choice.logprobs is not None and shown.logprobs is not None and entries is not None:
-            echoed = self._logprobs.echoed(prompt.ids, entries, shown.logprobs, text)
+        if choice.logprobs is not None and shown.logprobs is not None:
+            scored = entries if entries is not None else [None] * len(prompt.ids)
+            echoed = self._logprobs.echoed(prompt.ids, scored, shown.logprobs, text)
             choice.logprobs = _joined(echoed, choice.logprobs, len(text))
 
 

@@ -50,9 +50,8 @@ class Context:
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raise ApiError 400 unless all ids are the model's."""
         vocab_size = self.text.tokenizer.vocab_size
-        if ids and not (min(ids) >= 0 and max(ids) < vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < vocab_size)
-            raise invalid(f"{param}: {wrong} is no token id; the model has the ids 0 to {vocab_size - 1}.", param)
+        if ids and max(ids) >= vocab_size:
+            raise invalid(f"{param}: {max(ids)} is no token id; the model has the ids 0 to {vocab_size - 1}.", param)
 
     async def encode(self, text: str, param: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text. Raises ApiError 400 when it cannot fit the model's window."""

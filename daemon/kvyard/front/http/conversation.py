@@ -19,8 +19,6 @@ class HasConversation(Protocol):
 
 async def prompt_text(request: HasConversation, messages: list[Message], context: Context) -> str:
     """The prompt of a conversation. Raises ApiError 400."""
-    if not messages:
-        raise invalid("messages: at least one message is needed.", "messages")
     plain = [_plain(message, at) for at, message in enumerate(messages)]
     variables = request.chat_template_kwargs or {}
     if "messages" in variables or "add_generation_prompt" in variables:

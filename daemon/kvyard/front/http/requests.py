@@ -25,6 +25,10 @@ Seed = Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)]
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1, description="Lower is more urgent.")]
 StopString = Annotated[str, Meta(max_length=1024)]
 Stop = StopString | Annotated[list[StopString], Meta(max_length=64)]
+TokenId = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+TokenKey = Annotated[str, Meta(pattern="^[0-9]{1,10}$", description="A token id.")]
+PromptText = Annotated[str, Meta(min_length=1)]
+PromptIds = Annotated[list[TokenId], Meta(min_length=1)]
 ShortText = Annotated[str, Meta(max_length=256)]
 
 
@@ -49,13 +53,13 @@ class GenerationRequest(Struct, kw_only=True):
     stop: Stop | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
-    logit_bias: Annotated[dict[str, Bias], Meta(max_length=1024)] | None = None
+    logit_bias: Annotated[dict[TokenKey, Bias], Meta(max_length=1024)] | None = None
     seed: Seed | None = None
     user: ShortText | None = None
     top_k: TopK | None = None
     min_p: Probability | None = None
     repetition_penalty: RepetitionPenalty | None = None
-    stop_token_ids: Annotated[list[int], Meta(max_length=256)] | None = None
+    stop_token_ids: Annotated[list[TokenId], Meta(max_length=256)] | None = None
     include_stop_str_in_output: bool | None = None
     ignore_eos: bool | None = None
     min_tokens: Natural | None = None
@@ -74,7 +78,7 @@ class GenerationRequest(Struct, kw_only=True):
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
 
-    prompt: str | list[str | int | list[int]]
+    prompt: PromptText | Annotated[list[PromptText | TokenId | PromptIds], Meta(min_length=1)]
     max_tokens: MaxTokensOrNone | None = None
     best_of: Choices | None = None
     echo: bool | None = None
@@ -100,7 +104,7 @@ class Message(Struct):
 class ChatRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/chat/completions."""
 
-    messages: list[Message]
+    messages: Annotated[list[Message], Meta(min_length=1)]
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -115,7 +119,7 @@ class TokenizeRequest(Struct, kw_only=True):
 
     model: str | None = None
     prompt: str | None = None
-    messages: list[Message] | None = None
+    messages: Annotated[list[Message], Meta(min_length=1)] | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
@@ -126,5 +130,5 @@ class TokenizeRequest(Struct, kw_only=True):
 class DetokenizeRequest(Struct, kw_only=True):
     """Body of POST /detokenize."""
 
-    tokens: list[int]
+    tokens: list[TokenId]
     model: str | None = None

@@ -59,9 +59,9 @@ def _or(value: N | None, default: N) -> N:
 def _bias(entries: dict[str, float], vocab_size: int) -> tuple[tuple[int, float], ...]:
     biases: dict[int, float] = {}
     for key, bias in entries.items():
-        if not (key.isascii() and key.isdigit() and len(key) < 12 and int(key) < vocab_size):
+        if int(key) >= vocab_size:
             raise invalid(
-                f"logit_bias: {key[:40]!r} is no token id; the model has the ids 0 to {vocab_size - 1}.", "logit_bias"
+                f"logit_bias: {key} is no token id; the model has the ids 0 to {vocab_size - 1}.", "logit_bias"
             )
         biases[int(key)] = bias
     return tuple(biases.items())
@@ -69,7 +69,7 @@ def _bias(entries: dict[str, float], vocab_size: int) -> tuple[tuple[int, float]
 
 def _stop_ids(ids: list[int], vocab_size: int) -> tuple[int, ...]:
     for token in ids:
-        if not 0 <= token < vocab_size:
+        if token >= vocab_size:
             raise invalid(
                 f"stop_token_ids: {token} is no token id; the model has the ids 0 to {vocab_size - 1}.",
                 "stop_token_ids",
