@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from kvyard.core.plan import Limits
 from kvyard.core.scheduler import Scheduler
-from kvyard.policy import Admission, Victims, nobody
+from kvyard.policy import ADMIT, DECODE, PROMPT, Admission, Shape, Victims, nobody
 
 from tests.core.harness import Clock, commit, limits, run_all, run_step, scheduler_of, spec
-from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, scripted_set
+from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
 
 
 def test_nothing_to_do() -> None:
@@ -74,6 +74,19 @@ def test_a_prompt_of_the_wrong_length_is_refused() -> None:
     wrong.prompt_len = 9
     with pytest.raises(ValueError, match="8 tokens, not 9"):
         scheduler.add(wrong)
+
+
+def test_a_plan_without_rows_may_still_have_to_be_executed() -> None:
+    """Who came in without tokens must be known to the engine before it gets some."""
+    prefill = ScriptedPrefill(Shape(((DECODE, ADMIT, PROMPT),)), share=lambda s, prompts, left: [0] * len(prompts))
+    scheduler = scheduler_of(scripted_set(prefill=prefill))
+    scheduler.add(spec(1))
+    plan = scheduler.schedule(0.0)
+    assert len(plan) == 0
+    assert [entry.id for entry in plan.admitted] == [1]
+    assert not plan.idle
+    commit(scheduler, plan)
+    assert run_step(scheduler).overrides == {"no-progress": 1}
 
 
 def test_stop_beats_length_and_both_free_the_blocks_at_once() -> None:

@@ -97,8 +97,11 @@ class Plan:
 
     @property
     def idle(self) -> bool:
-        """Nothing to do: no rows and no copies. Any other plan is executed, and committed or abandoned."""
-        return not len(self.ids) and not self.copies
+        """Nothing to do. Any other plan is executed, and committed or abandoned, even if it has no rows:
+
+        a sequence may have come in without tokens, or may have to be copied out although nothing else runs.
+        """
+        return not (len(self.ids) or self.admitted or self.copies)
 
 
 @dataclass(slots=True)

@@ -168,7 +168,7 @@ class EngineLoop:
         self._p.page.ids(plan.ids)
         self._report()
         recorder.scheduled()
-        if not len(plan):
+        if plan.idle:
             self._send_record(plan)
             return False
         self._retry_s = IDLE_RETRY_S[0]
@@ -194,6 +194,10 @@ class EngineLoop:
         self._hit("model", plan)
         if plan.copies:
             self._p.backend.copy_blocks(plan.copies)
+        if not len(plan):  # somebody was copied out or came in without tokens, and nothing else runs
+            recorder.computed()
+            recorder.sampled()
+            return None
         batch, slots = build_batch(plan, self._p.block_size)
         logits = self._p.backend.forward(batch)
         recorder.computed()
