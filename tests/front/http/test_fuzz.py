@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.front.http import answers
@@ -27,11 +28,11 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3),
     max_leaves=6,
 )
-GOOD = {
+GOOD: dict[str, list[object]] = {
     "prompt": ["Hello", "x", [1, 2]],
     "messages": [
         [{"role": "user", "content": "Hi"}],
-        [{"role": "system", "content": [{"type": "text", "text": "x"}]}],
+        [{"role": "x", "content": [{"type": "text", "text": "y"}]}],
     ],
     "tokens": [[1, 2, 3]],
     "stop": ["a", ["b", "c"]],
@@ -82,19 +83,20 @@ async def check(served: Served, path: str, content: bytes) -> None:
         assert answer.text.endswith("data: [DONE]\n\n")
 
 
-def test_no_body_is_the_servers_fault(serve: Serve) -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(500, marks=pytest.mark.slow)])
+def test_no_body_is_the_servers_fault(serve: Serve, examples: int) -> None:
     with asyncio.Runner() as runner:
         serving = serve([300, 301, 302, EOS])
         served = runner.run(serving.__aenter__())
 
-        @settings(max_examples=60, deadline=None)
+        @settings(max_examples=examples, deadline=None)
         @given(st.data())
         def any_body(data: st.DataObject) -> None:
             for path, (kind, _) in ENDPOINTS.items():
                 body = data.draw(bodies(kind))
                 runner.run(check(served, path, msgspec.json.encode(body)))
 
-        @settings(max_examples=40, deadline=None)
+        @settings(max_examples=examples, deadline=None)
         @given(st.sampled_from(sorted(ENDPOINTS)), st.binary(max_size=40))
         def any_bytes(path: str, content: bytes) -> None:
             runner.run(check(served, path, content))

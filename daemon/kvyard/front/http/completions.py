@@ -148,7 +148,7 @@ class CompletionFormat:
         text = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
         choice.text = text + choice.text
         if choice.logprobs is not None and shown.logprobs is not None:
-            scored = entries if entries is not None else [None] * len(prompt.ids)
+            scored: list[TokenLogprobs | None] = [None] * len(prompt.ids) if entries is None else entries
             echoed = self._logprobs.echoed(prompt.ids, scored, shown.logprobs, text)
             choice.logprobs = _joined(echoed, choice.logprobs, len(text))
 
