@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from kvyard_tui.glyphs import ASCII
 from kvyard_tui.widgets.table import RequestTable
 from rich.cells import cell_len
 
@@ -313,6 +314,16 @@ async def test_palette_runs_the_screen_s_own_actions() -> None:
         await pilot.pause(0.5)
         await pilot.press("enter")
         await until_text(app, pilot, "FROZEN")
+
+
+async def test_an_ascii_terminal_gets_ascii() -> None:
+    async with watched((150, 30), glyphs=ASCII, readonly=False) as (daemon, app, pilot):
+        daemon.rows[0].request_id = "\u6f22\u5b57"
+        await until_text(app, pilot, "????")
+        assert text(app).isascii()
+        await pilot.press("x")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
+        assert text(app).isascii(), [sign for sign in text(app) if not sign.isascii()]
 
 
 async def test_every_theme_draws() -> None:

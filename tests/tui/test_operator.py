@@ -77,7 +77,7 @@ async def test_swap_lists_what_is_installed_and_what_is_broken() -> None:
 async def test_swap_enter_alone_ends_in_cancel() -> None:
     async with watched(readonly=False) as (daemon, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         await pilot.press("enter", "enter")
         focused = app.screen.focused
         assert isinstance(focused, Button) and focused.id == "cancel"
@@ -97,9 +97,9 @@ async def test_swap_before_the_list_came_is_cancel_too() -> None:
 async def test_swap_shows_the_result_with_its_generation() -> None:
     async with watched(readonly=False) as (daemon, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         await pilot.press("enter", *"budget=512", "enter", "right", "enter")
-        await until_text(app, pilot, "Done at step 123,500: generation 4. discipline: vllm-aging → sarathi")
+        await until_text(app, pilot, "Done at step 123,500: generation 4. discipline: vllm-aging -> sarathi")
         assert "Close" in text(app)
         [call] = daemon.changes()
         assert call.params == {"kind": "discipline", "name": "sarathi", "params": {"budget": 512}}
@@ -111,7 +111,7 @@ async def test_swap_shows_the_result_with_its_generation() -> None:
 async def test_a_failed_swap_says_what_is_still_in_charge() -> None:
     async with watched(readonly=False) as (_, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         await pilot.press("enter", *"fail=true", "enter", "right", "enter")
         await until_text(app, pilot, "Not done: the candidate raised ValueError. In charge: discipline")
         await pilot.press("escape")
@@ -122,7 +122,7 @@ async def test_a_failed_swap_says_what_is_still_in_charge() -> None:
 async def test_swap_to_what_is_in_charge_or_with_nonsense_cannot_be_pressed() -> None:
     async with watched(readonly=False) as (daemon, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         deed = app.screen.query_one("#deed", Button)
         await pilot.press("down")
         await until_text(app, pilot, "is in charge now")
@@ -144,7 +144,7 @@ async def test_swap_by_an_operator_without_the_right_says_so() -> None:
 async def test_swap_shows_what_the_chosen_one_is_made_of() -> None:
     async with watched((100, 30), readonly=False) as (_, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         await pilot.press("enter")
         await until_text(app, pilot, "parts:")
         await pilot.press("shift+tab", "down", "down", "down", "enter")
@@ -161,7 +161,7 @@ async def test_a_parameter_is_changed() -> None:
         await pilot.press("enter")
         await until_text(app, pilot, "that is its value now")
         await pilot.press("backspace", "5")
-        await until_text(app, pilot, "admission: rate = 0.1 → 0.5")
+        await until_text(app, pilot, "admission: rate = 0.1 -> 0.5")
         await pilot.press("enter", "right", "enter")
         await until_text(app, pilot, "Done at step 123,501: generation 4")
         assert [call.params for call in daemon.changes()] == [{"kind": "admission", "params": {"rate": 0.5}}]
@@ -289,7 +289,7 @@ async def test_a_connection_lost_while_the_dialog_is_open() -> None:
 async def test_swap_when_the_daemon_dies_under_it_can_be_left() -> None:
     async with watched(readonly=False) as (daemon, app, pilot):
         await pilot.press("x")
-        await until_text(app, pilot, "vllm-aging → sarathi")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
         await daemon.stop()
         await pilot.press("enter", "enter", "right", "enter")
         await until_text(app, pilot, "no daemon answers")

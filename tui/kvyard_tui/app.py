@@ -81,6 +81,7 @@ class TopApp(App[None]):
         self.register_theme(DARK)
         self.register_theme(LIGHT)
         self.theme = self._wanted_theme or os.environ.get("TEXTUAL_THEME") or DARK.name
+        self.set_class(self._glyphs is ASCII, "-ascii")
         self.run_worker(self.feed.run(), group="feed")
         self.set_interval(1.0, self._tick)
         for number in (signal.SIGTERM, signal.SIGHUP):

@@ -32,19 +32,17 @@ class Glyphs:
     warning: str
     up: str
     down: str
-    arrow: str
-    more: str
 
 
 UNICODE = Glyphs(
     used="█", cached="▒", free="·", full="━", prefill="╍", empty="─", rule="─", dot="·", ladder="▁▂▃▄▅▆▇",
     running="▶", waiting="○", preempted="◀", swapped="◇", ready="●", busy="◐", failed="✖", paused="■",
-    draining="▼", warning="▲", up="▲", down="▼", arrow="→", more="…",
+    draining="▼", warning="▲", up="▲", down="▼",
 )  # fmt: skip
 ASCII = Glyphs(
     used="#", cached="=", free=".", full="#", prefill="=", empty="-", rule="-", dot="|", ladder="_.,-~+*#",
     running=">", waiting="o", preempted="<", swapped="s", ready="*", busy="~", failed="X", paused="=",
-    draining="v", warning="!", up="^", down="v", arrow=">", more="~",
+    draining="v", warning="!", up="^", down="v",
 )  # fmt: skip
 
 

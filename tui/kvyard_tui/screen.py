@@ -65,7 +65,7 @@ class MainScreen(Screen[None]):
             "freeze",
             "Freeze",
             tooltip="Hold the picture still, or go on",
-            key_display="␣",
+            key_display="spc",
             id="freeze",
         ),
         Binding("e", "events", "Events", tooltip="The event log in full", show=False, id="events"),

@@ -61,6 +61,20 @@ def _safe(sign: str) -> str:
     return sign
 
 
+@lru_cache(maxsize=4096)
+def to_ascii(text: str) -> str:
+    """The text in as many cells for a terminal that has ASCII alone; what has no likeness is a question mark."""
+    if text.isascii():
+        return text
+    return "".join(_likeness(sign) for sign in text)
+
+
+def _likeness(sign: str) -> str:
+    width = cell_len(sign)
+    plain = {"…": "~", "µ": "u"}.get(sign) or unicodedata.normalize("NFKD", sign).encode("ascii", "ignore").decode()
+    return plain if len(plain) == width else "?" * width
+
+
 def cells(text: str) -> int:
     """Cells that the text takes on screen."""
     return cell_len(text)

@@ -31,6 +31,7 @@ Dialog Button { height: 1; min-width: 10; border: none; margin-left: 2; backgrou
 Dialog Button:focus { background: $primary; color: $background; text-style: bold; }
 Dialog Button.-error:focus { background: $error; color: $background; }
 Dialog Button:disabled { text-style: dim; }
+.-ascii Dialog > #box { border: ascii $primary; }
 Reading.-large > #box { width: 96%; height: 94%; }
 """
 """Belongs to the application: a dialog's own defaults would yield to those of the widgets in it."""

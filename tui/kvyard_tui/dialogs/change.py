@@ -117,7 +117,7 @@ class ChangeDialog(Dialog[str]):
         plan, deed = self.query_one("#plan", Label), self.query_one("#deed", Button)
         deed.disabled = True
         plan.set_classes("dim")
-        plan.update("Waiting for the daemon …")
+        plan.update("Waiting for the daemon ...")
         try:
             result = await self._call(self.METHOD, SwapResult, params)
         except ControlError as error:
@@ -140,7 +140,7 @@ class ChangeDialog(Dialog[str]):
 def outcome(result: SwapResult) -> str:
     """What a change did, in one sentence."""
     changed = [
-        f"{kind}: {result.previous.get(kind, '?')} → {name}"
+        f"{kind}: {result.previous.get(kind, '?')} -> {name}"
         for kind, name in result.current.items()
         if result.previous.get(kind) != name
     ]

@@ -92,7 +92,7 @@ class ParamsDialog(ChangeDialog):
         after = parse_value(values.strip())
         if after == before and type(after) is type(before):
             raise ValueError("that is its value now")
-        return f"{kind}: {name} = {fmt.value(before)} → {fmt.value(after)}, at the next step boundary"
+        return f"{kind}: {name} = {fmt.value(before)} -> {fmt.value(after)}, at the next step boundary"
 
     def params(self, choice: str, values: str) -> dict[str, Any]:
         """Of `policy.set`."""

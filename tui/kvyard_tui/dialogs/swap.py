@@ -89,7 +89,7 @@ class SwapDialog(ChangeDialog):
         before = in_charge(self._status, kind)
         if before == row.name and not given:
             raise ValueError(f"{kind} {row.name} is in charge now; give parameters to load it with other ones")
-        text = f"{kind}: {before} → {row.name}"
+        text = f"{kind}: {before} -> {row.name}"
         if given:
             text += " with " + " ".join(f"{name}={fmt.value(value)}" for name, value in given.items())
         return f"{text}, at the next step boundary"
@@ -110,7 +110,7 @@ def in_charge(status: Status, kind: str) -> str:
 def option_text(row: PolicyRow) -> str:
     """One line of the list."""
     mark = "in charge" if row.active else ""
-    tail = f"✖ {row.problem}" if row.problem else mark
+    tail = f"! {row.problem}" if row.problem else mark
     return clean(f"{fit(row.kind, 11)} {fit(row.name, 22)} {tail}").rstrip()
 
 

@@ -87,7 +87,7 @@ SORTS = ("order", *(column.key for column in COLUMNS))
 def columns_for(width: int) -> list[tuple[Column, int]]:
     """The columns that fit, with their widths; one cell between two columns, two at its right for the name."""
     chosen = [column for column in COLUMNS if width >= column.from_width]
-    if width < 60:  # a narrow screen keeps the name, the state's sign and the progress
+    if width < 64:  # a narrow screen keeps the name, the state's sign and the progress
         narrow = [("request", max(6, width - 2 - 7 - 21)), ("state", 2), ("age", 6), ("progress", 0)]
         by_key = {column.key: column for column in COLUMNS}
         chosen_narrow = [(by_key[key], size) for key, size in narrow]

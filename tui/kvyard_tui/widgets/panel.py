@@ -10,6 +10,7 @@ from textual.geometry import Region, Size
 from textual.strip import Strip
 from textual.widget import Widget
 
+from kvyard_tui.glyphs import ASCII
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line
 from kvyard_tui.widgets.toned import TONE_CLASSES, toned_strip
@@ -57,4 +58,5 @@ class Panel(Widget):
     def render_line(self, y: int) -> Strip:
         """One line of the view."""
         spans = self._lines[y] if y < len(self._lines) else ()
-        return toned_strip(self, spans, self.size.width)
+        ascii_only = self._shown is not None and self._shown.glyphs is ASCII
+        return toned_strip(self, spans, self.size.width, ascii_only=ascii_only)

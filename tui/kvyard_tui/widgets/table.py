@@ -17,6 +17,7 @@ from textual.message import Message
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
+from kvyard_tui.glyphs import ASCII
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line
 from kvyard_tui.views.requests import columns_for, rows, table_head, table_row
@@ -106,7 +107,9 @@ class RequestTable(ScrollView, can_focus=True):
         spans = self._line(y)
         if y < len(self._drawn):  # after scrolling, what is on screen is no longer what `show` drew
             self._drawn[y] = spans
-        return toned_strip(self, spans, self.size.width, cursor=row is not None and row.id == selected)
+        ascii_only = self._shown is not None and self._shown.glyphs is ASCII
+        cursor = row is not None and row.id == selected
+        return toned_strip(self, spans, self.size.width, cursor=cursor, ascii_only=ascii_only)
 
     def on_resize(self) -> None:
         """Another size shows other columns and rows."""

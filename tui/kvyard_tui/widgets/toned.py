@@ -8,14 +8,18 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from kvyard_tui.spans import TONES, Line, Tone, fit_line
+from kvyard_tui.text import to_ascii
 
 TONE_CLASSES = {f"tone--{tone}" for tone in TONES} | {"tone--cursor"}
 """Component classes of every widget that draws toned lines."""
 
 
-def toned_strip(widget: Widget, spans: Line, width: int, *, cursor: bool = False) -> Strip:
+def toned_strip(widget: Widget, spans: Line, width: int, *, cursor: bool = False, ascii_only: bool = False) -> Strip:
     """A line as exactly `width` cells; the cursor's line takes the cursor's background."""
-    segments = [Segment(text, _look(widget, tone, cursor)) for text, tone in fit_line(spans, width)]
+    segments = [
+        Segment(to_ascii(text) if ascii_only else text, _look(widget, tone, cursor))
+        for text, tone in fit_line(spans, width)
+    ]
     return Strip(segments, width)
 
 
