@@ -28,17 +28,29 @@ def cached_of(target: Scheduler, **changes: object) -> int:
 # ---- the chain -------------------------------------------------------------------------------------------------
 
 
+def digests(salt: bytes, *blocks: bytes, root: bytes | None = None) -> list[bytes]:
+    chain, out = DigestChain(salt), list[bytes]()
+    for block in blocks:
+        chain.extend(out, root or chain.root("", ""), block, len(block))
+    return out
+
+
 def test_prefix_02_digests_are_cryptographic_and_new_with_every_start() -> None:
-    one, two = (DigestChain(salt).next(DigestChain(salt).root("", ""), b"tokens") for salt in (b"one", b"two"))
+    (one,), (two,) = digests(b"one", b"tokens"), digests(b"two", b"tokens")
     assert one != two
     assert len(one) == DIGEST_BYTES >= 16
 
 
 def test_a_digest_covers_everything_before_it() -> None:
-    chain = DigestChain(b"s")
-    root = chain.root("", "")
-    assert chain.next(chain.next(root, b"a"), b"c") != chain.next(chain.next(root, b"b"), b"c")
-    assert chain.next(root, b"a") == chain.next(root, b"a")
+    assert digests(b"s", b"a", b"c")[1] != digests(b"s", b"b", b"c")[1]
+    assert digests(b"s", b"a", b"c") == digests(b"s", b"a", b"c")
+    assert digests(b"s", b"a", root=b"r" * 16) != digests(b"s", b"a", root=b"q" * 16)
+
+
+def test_many_blocks_at_once_are_the_same_as_one_by_one() -> None:
+    chain, at_once = DigestChain(b"s"), list[bytes]()
+    chain.extend(at_once, chain.root("", ""), b"aabbcc", 2)
+    assert at_once == digests(b"s", b"aa", b"bb", b"cc")
 
 
 @pytest.mark.parametrize(

@@ -225,20 +225,20 @@ class Ledger:
             return []
         found: list[int] = []
         for number in range((seq.total - 1) // self.block_size):
-            block = index.find(self._digest(seq, number, seq.tokens))
+            # One digest at a time: most newcomers share nothing, and then the first one tells.
+            block = index.find(self._digests(seq, number + 1, seq.tokens)[number])
             if block is None:
                 break
             found.append(block)
         return found
 
-    def _digest(self, seq: SequenceState, number: int, tokens: TokenArray) -> bytes:
-        """Digest of the `number`-th block of `seq`; made once, in order, when first asked for."""
+    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> list[bytes]:
+        """Digests of at least the first `count` blocks of `seq`; each is made once."""
         digests, size = seq.digests, self.block_size
-        while len(digests) <= number:
-            at = len(digests)
-            parent = digests[-1] if digests else seq.root
-            digests.append(self._chain.next(parent, tokens[at * size : (at + 1) * size].tobytes()))
-        return digests[number]
+        if len(digests) < count:
+            raw = tokens[len(digests) * size : count * size].tobytes()
+            self._chain.extend(digests, seq.root, raw, size * tokens.itemsize)
+        return digests
 
     def publish(self, seq: SequenceState, upto: int) -> int:
         """Let others find the full blocks up to token `upto` of a running sequence.
@@ -248,12 +248,13 @@ class Ledger:
         before.
         """
         before, last = seq.published, upto // self.block_size
-        if self.index is None or seq.tokens is None or last <= before:
+        index = self.index
+        if index is None or seq.tokens is None or last <= before:
             return before
         row = seq.row
-        tokens = self.cols.tokens[row]
+        digests = self._digests(seq, last, self.cols.tokens[row])
         for number, block in enumerate(self.cols.tables[row, before:last].tolist(), before):
-            self.index.publish(block, self._digest(seq, number, tokens))
+            index.publish(block, digests[number])
         seq.published = last
         return before
 
