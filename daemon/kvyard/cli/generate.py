@@ -9,7 +9,7 @@ import typer
 
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
-from kvyard.cli.output import say_json
+from kvyard.cli.output import readable, say_json
 from kvyard.control.client import Client
 from kvyard.control.paths import client_socket
 from kvyard.control.schema import Event
@@ -44,12 +44,13 @@ def generate(
     }
     if seed is not None:
         call["seed"] = seed
+    shown = readable if sys.stdout.isatty() else str
     with Client(client_socket(socket)) as client:
         for item in client.stream("generate", call):
             if not isinstance(item, Event):
                 _end(item, json)
             elif item.topic == "generate":
-                sys.stdout.write(str(item.data.get("text", "")))
+                sys.stdout.write(shown(str(item.data.get("text", ""))))
                 sys.stdout.flush()
 
 

@@ -28,6 +28,11 @@ def clean(text: str, width: int = 0) -> str:
     return safe if not width or len(safe) <= width else safe[: width - 1] + "…"
 
 
+def readable(text: str) -> str:
+    """A model's text for a terminal: as it is, but for signs that would steer the terminal."""
+    return "".join(sign if sign in "\n\t" else clean(sign) for sign in text)
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """Aligned columns under a head; the last column is not padded."""
     lines = [tuple(head), *(tuple(clean(cell) for cell in row) for row in rows)]
@@ -40,7 +45,7 @@ def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"
     if seconds < 0.001:
-        return f"{seconds * 1e6:.0f} us"
+        return f"{seconds * 1e6:.3g} us"
     if seconds < 1:
         return f"{seconds * 1e3:.3g} ms"
     if seconds < 60:

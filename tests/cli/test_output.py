@@ -1,0 +1,144 @@
+"""How numbers, names and tables are written."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kvyard.cli.outline import outline, part_lines, shown_lines
+from kvyard.cli.output import clean, count, duration, readable, size, table
+from kvyard.cli.screen import request_lines, state, status_lines
+from kvyard.control.schema import RequestPage
+
+from tests.control.desk import rows, status
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [
+        (None, "-"),
+        (0, "0 us"),
+        (0.0000045, "4.5 us"),
+        (0.00085, "850 us"),
+        (0.0123, "12.3 ms"),
+        (4.561, "4.56 s"),
+        (61, "1 m 1 s"),
+        (3725, "1 h 2 m"),
+        (200_000, "2 d 7 h"),
+    ],
+)
+def test_durations(seconds: float | None, text: str) -> None:
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(0, "0 B"), (1023, "1023 B"), (1024, "1.0 KiB"), (98_362_432, "93.8 MiB"), (2**50, "1024.0 TiB")],
+)
+def test_sizes(number: float, text: str) -> None:
+    assert size(number) == text
+
+
+@pytest.mark.parametrize(("number", "text"), [(0, "0"), (1234567, "1,234,567"), (0.1234, "0.123"), (1234.5, "1,234")])
+def test_counts(number: float, text: str) -> None:
+    assert count(number) == text
+
+
+@given(st.text(), st.integers(2, 20))
+def test_clean_lets_no_control_sign_through(text: str, width: int) -> None:
+    found = clean(text, width)
+    assert len(found) <= max(width, 0)
+    assert all(unicodedata.category(sign)[0] != "C" for sign in found)
+    assert clean(text) == found or len(text) > width
+
+
+def test_clean_keeps_what_can_be_read() -> None:
+    assert clean("naïve 日本語 ✓") == "naïve 日本語 ✓"
+    assert clean("a\x1b[2Jb\u202ec\n") == "a?[2Jb?c?"
+
+
+@given(st.text())
+def test_a_models_text_keeps_lines_and_nothing_that_steers(text: str) -> None:
+    found = readable(text)
+    assert len(found) == len(text) and found.count("\n") == text.count("\n")
+    assert all(sign in "\n\t" or unicodedata.category(sign)[0] != "C" for sign in found)
+
+
+@given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=8)), max_size=6))
+def test_tables_are_aligned(cells: list[tuple[str, str]]) -> None:
+    lines = table(("FIRST", "SECOND"), cells)
+    assert len(lines) == len(cells) + 1
+    start = lines[0].index("SECOND")
+    for line, (_, second) in zip(lines[1:], cells, strict=True):
+        assert line[start:].rstrip() == clean(second).rstrip()
+
+
+def test_the_status_fits_a_terminal() -> None:
+    lines = status_lines(status())
+    assert len(lines) < 30
+    assert all(len(line) <= 120 for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({}, "ready"),
+        ({"paused": True}, "paused"),
+        ({"draining": True, "paused": True}, "draining"),
+        ({"ready": False}, "recovering"),
+    ],
+)
+def test_the_state_in_a_word(changes: dict[str, bool], word: str) -> None:
+    s = status()
+    s.engine.state = "recovering"
+    for name, value in changes.items():
+        setattr(s, name, value)
+    assert state(s) == word
+
+
+def test_a_daemon_without_an_engine_is_drawn_too() -> None:
+    s = status()
+    s.kv.total = s.kv.used = s.kv.cached = s.kv.free = 0
+    s.engine.pid = None
+    s.engine.last_step_age_s = None
+    s.policies = []
+    s.quarantine = []
+    s.errors = {}
+    text = "\n".join(status_lines(s))
+    assert "pid -" in text and "[" + " " * 30 + "]" in text
+
+
+def test_requests_are_cut_and_the_rest_is_counted() -> None:
+    lines = request_lines(RequestPage(2000, rows(50)), 10)
+    assert len(lines) == 12 and lines[-1] == "... and 1990 more"
+    assert all("x" * 30 not in line for line in lines), "long names are cut"
+
+
+def test_an_outline_of_nested_answers() -> None:
+    assert outline({"a": {"b": [1, {"c": None, "d": True}]}, "e": [], "f": "x\x1b"}) == [
+        "a:", "  b:", "    - 1", "    - c: -", "      d: true", "e: -", "f: x?",
+    ]  # fmt: skip
+
+
+def test_a_policys_parameters_as_a_table() -> None:
+    param = {
+        "name": "rate", "type": "number", "value": 0.5, "default": 1.0, "change": "live", "ge": 0, "le": 10,
+        "choices": None, "unit": "levels per second", "doc": "How fast.",
+    }  # fmt: skip
+    choice = {**param, "name": "order", "ge": None, "le": None, "choices": ["a", "b"], "unit": "", "doc": ""}
+    free = {**choice, "name": "free", "choices": None}
+    part = {"kind": "admission", "name": "aging", "version": "1", "distribution": "kvyard", "api": "1.0",
+            "doc": "First.\n  Second.", "params": [param, choice, free], "extra": {"x": 1}}  # fmt: skip
+    lines = part_lines(part)
+    assert lines[:3] == ["admission aging 1  (kvyard, API 1.0)", "  First.", "  Second."]
+    text = "\n".join(lines)
+    for words in ("0..10", "a | b", "How fast. (levels per second)", "number", "extra:"):
+        assert words in text
+
+
+def test_all_in_charge_then_the_rest() -> None:
+    lines = shown_lines({"policies": [{"kind": "prefill", "name": "vllm", "params": []}], "generation": 3})
+    assert lines[0].startswith("prefill vllm") and lines[-1] == "generation: 3"
+    assert shown_lines({"kind": "discipline", "parts": {"a": 1}})[0] == "kind: discipline"
