@@ -300,6 +300,38 @@ def test_a_policy_whose_dump_fails_as_well_is_put_out_once() -> None:
     assert exit_.dump == {}
 
 
+def test_state_is_exported_and_handed_over_by_kind_and_name() -> None:
+    class Learning(ScriptedAdmission):
+        learnt = 0
+
+        def export_state(self) -> dict[str, Any]:
+            return {"version": 1, "learnt": self.learnt}
+
+        def import_state(self, state: Any) -> None:  # noqa: ANN401 - plain JSON values
+            self.learnt = state["learnt"]
+
+    first, second = Learning(), Learning()
+    first.learnt = 7
+    states = scheduler_of(scripted_set(first)).export_states()
+    assert states == {"admission/scripted": {"version": 1, "learnt": 7}}
+    heir = scheduler_of(scripted_set(second))
+    heir.import_states({**states, "prefill/gone": {"x": 1}})
+    assert second.learnt == 7
+    assert heir.take_exits() == []
+
+
+@pytest.mark.parametrize("way", ["export_state", "import_state"])
+def test_who_fails_in_handing_state_over_is_put_out(way: str) -> None:
+    admission = ScriptedAdmission()
+    setattr(admission, way, lambda *args: 1 // 0)
+    scheduler = scheduler_of(scripted_set(admission))
+    scheduler.add(spec(1))
+    scheduler.export_states()
+    scheduler.import_states({"admission/scripted": {"a": 1}})
+    assert [exit_.code for exit_ in scheduler.take_exits()] == ["raised"]
+    assert run_step(scheduler).scheduled == {1: 8}
+
+
 # ---- cost ------------------------------------------------------------------------------------------------------
 
 

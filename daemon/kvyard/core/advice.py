@@ -7,7 +7,7 @@ the whole discipline with it, since its parts were chosen for one another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar, cast
@@ -207,6 +207,30 @@ class Advice:
             }
             for kind in KINDS
         }
+
+    def export(self) -> dict[str, dict[str, Any]]:
+        """Exported state by `kind/name` of the policies that have one; who fails in it is put out."""
+        states = {}
+        for kind in KINDS:
+            name = f"{kind}/{self.policies.name(kind)}"
+            try:
+                state = self.guard.call(kind, self.policies.get(kind), "export_state", plain_mapping)
+            except Fault as fault:
+                self.eject(fault)
+            else:
+                if state:
+                    states[name] = state
+        return states
+
+    def restore(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Hand each policy in charge the state that one of its kind and name exported; who fails is put out."""
+        for kind in KINDS:
+            state = states.get(f"{kind}/{self.policies.name(kind)}")
+            if state:
+                try:
+                    self.guard.call(kind, self.policies.get(kind), "import_state", lambda value: None, dict(state))
+                except Fault as fault:
+                    self.eject(fault)
 
     def in_force(self) -> dict[str, Any]:
         """What the policies in charge really do, from what they declare and last decided; None: not yet asked."""

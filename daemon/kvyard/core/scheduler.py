@@ -147,6 +147,16 @@ class Scheduler:
         self._check_between_steps()
         return self._swapper.set_params(kind, values)
 
+    def export_states(self) -> dict[str, dict[str, Any]]:
+        """State of the policies in charge that is worth keeping over a restart, by `kind/name`."""
+        with self.guard.armed():
+            return self.advice.export()
+
+    def import_states(self, states: Mapping[str, Mapping[str, Any]]) -> None:
+        """Hand the policies in charge what `export_states` of an earlier engine returned."""
+        with self.guard.armed():
+            self.advice.restore(states)
+
     def take_exits(self) -> list[Exit]:
         """Policies put out since the last call."""
         exits, self.advice.exits = self.advice.exits, []
