@@ -27,6 +27,7 @@ MODULES: Final[dict[str, str]] = {
     "dump": "operate",
     "policy": "policy",
     "model": "model",
+    "sim": "sim",
     "config": "config",
 }
 """Command to the module of kvyard.cli that registers it."""

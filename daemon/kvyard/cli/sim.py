@@ -1,0 +1,298 @@
+"""`kvyard sim`: disciplines in virtual time, over recorded arrivals and decision traces. No daemon is asked."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from kvyard.cli.errors import USAGE, CliError
+from kvyard.cli.options import JsonOption
+from kvyard.cli.output import clean, duration, say, say_json, table
+
+if TYPE_CHECKING:
+    from kvyard.core.plan import Limits
+    from kvyard.sim.arrivals import Arrival
+    from kvyard.sim.cost import Machine
+
+TELL_EVERY = (0.2, 10.0)
+"""Seconds between two lines of progress: on a terminal, and elsewhere."""
+DEFAULT_MACHINE = "llama-8b-h100"
+
+ArrivalsArgument = Annotated[Path, typer.Argument(help="Arrivals: CSV, or Mooncake's JSON lines.", metavar="FILE")]
+DisciplineOption = Annotated[
+    str,
+    typer.Option("--discipline", "-d", help="Discipline, with changes as NAME,kind.param=value.", metavar="NAME"),
+]
+DisciplinesOption = Annotated[
+    list[str] | None,
+    typer.Option("--discipline", "-d", help="One of those compared; all if none is named.", show_default=False),
+]
+MachineOption = Annotated[str, typer.Option("--machine", help="Model and device (`kvyard sim machines`).")]
+UntilOption = Annotated[
+    float | None, typer.Option("--until", help="Take so many seconds of the trace.", show_default=False)
+]
+RateOption = Annotated[float, typer.Option("--rate", help="Let arrivals come so many times as densely.")]
+MaxTokensOption = Annotated[
+    int | None,
+    typer.Option("--max-tokens", help="What clients ask for at most; without it what they get.", show_default=False),
+]
+BlocksOption = Annotated[int | None, typer.Option("--blocks", help="KV blocks of the pool.", show_default=False)]
+RunningOption = Annotated[int | None, typer.Option("--max-running", help="Places.", show_default=False)]
+TokensOption = Annotated[int | None, typer.Option("--step-tokens", help="Tokens of a step.", show_default=False)]
+SwapOption = Annotated[int | None, typer.Option("--swap-blocks", help="Blocks of the host pool.", show_default=False)]
+RequestsOption = Annotated[bool, typer.Option("--requests", help="Also a line for each request.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the group."""
+    group = typer.Typer(no_args_is_help=True, help="Disciplines in virtual time: run, compared, replayed.")
+    for command in (run, compare, replay, machines):
+        group.command()(command)
+    group.command("prefill-vs-decode")(prefill_vs_decode)
+    app.add_typer(group, name="sim")
+
+
+def run(
+    arrivals: ArrivalsArgument,
+    discipline: DisciplineOption = "vllm",
+    machine: MachineOption = DEFAULT_MACHINE,
+    until: UntilOption = None,
+    rate: RateOption = 1.0,
+    max_tokens: MaxTokensOption = None,
+    blocks: BlocksOption = None,
+    max_running: RunningOption = None,
+    step_tokens: TokensOption = None,
+    swap_blocks: SwapOption = None,
+    requests: RequestsOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Run a discipline over arrivals, and print figures of the whole and of each request."""
+    from kvyard.sim import figures
+    from kvyard.sim.compare import simulate
+
+    with told_errors():
+        load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
+        limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
+        result = simulate(discipline, load, chosen, limits, Bar(discipline))
+    totals = figures.totals(result, chosen.objective, limits.blocks)
+    single = figures.requests(result)
+    head = {"discipline": discipline, "machine": chosen.name, "arrivals": str(arrivals), "rate": rate}
+    if json:
+        say_json({**head, "totals": totals, "requests": single, "policies": result.state})
+        return
+    say(f"{clean(discipline)} over {len(load)} requests on {chosen.name}: {clean(chosen.doc)}")
+    say("\n".join(_outline(totals)))
+    if requests:
+        say("\n".join(_request_table(single)))
+    _tell_ejected(totals)
+
+
+def compare(
+    arrivals: ArrivalsArgument,
+    discipline: DisciplinesOption = None,
+    machine: MachineOption = DEFAULT_MACHINE,
+    until: UntilOption = None,
+    rate: RateOption = 1.0,
+    max_tokens: MaxTokensOption = None,
+    blocks: BlocksOption = None,
+    max_running: RunningOption = None,
+    step_tokens: TokensOption = None,
+    swap_blocks: SwapOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Run several disciplines over the same arrivals, and print their figures side by side."""
+    from kvyard.sim import compare as sides
+    from kvyard.sim import disciplines
+
+    with told_errors():
+        load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
+        limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
+        names = discipline or disciplines.names()
+        results = list(sides.compare(names, load, chosen, limits, Bar))
+    if json:
+        say_json({"machine": chosen.name, "rate": rate, "requests": len(load), "disciplines": dict(results)})
+        return
+    say(f"{len(load)} requests at {rate:g} times their rate on {chosen.name}: {clean(chosen.doc)}")
+    good = chosen.objective
+    say(f"GOOD: first token within {good.ttft:g} s, {1e3 * good.tpot:g} ms a token after it on average")
+    say("\n".join(table(sides.HEAD, [sides.row(name, totals) for name, totals in results])))
+    for _, totals in results:
+        _tell_ejected(totals)
+
+
+def replay(
+    trace: Annotated[Path, typer.Argument(help="A decision trace.", metavar="FILE")],
+    discipline: DisciplineOption = "vllm",
+    json: JsonOption = False,
+) -> None:
+    """Replay a decision trace with a discipline, and say in how many steps it decides alike."""
+    from kvyard.sim import disciplines
+    from kvyard.sim import replay as replaying
+
+    with told_errors():
+        name, changes = disciplines.parse(discipline)
+        bar = Bar(discipline)
+        result = replaying.replay(
+            replaying.read_trace(trace), name, changes, lambda done, total: bar(done, total, float(done))
+        )
+        bar.clear()
+    if json:
+        say_json({"steps": result.steps, "equal": result.equal, "first_difference": result.first_difference})
+        return
+    say(f"{result.equal} of {result.steps} steps are equal")
+    if first := result.first_difference:
+        say(f"first difference in step {first['step']}, {first['field']}:")
+        say(f"  expected  {clean(str(first['expected']))}")
+        say(f"  found     {clean(str(first['found']))}")
+
+
+def machines(json: JsonOption = False) -> None:
+    """List the models and devices whose step times are known."""
+    from kvyard.sim.cost import MACHINES
+
+    if json:
+        say_json(list(MACHINES.values()))
+        return
+    rows = [(machine.name, str(machine.limits.blocks), machine.doc) for machine in MACHINES.values()]
+    say("\n".join(table(("MACHINE", "BLOCKS", "WHAT IT IS"), rows)))
+
+
+def prefill_vs_decode(
+    discipline: DisciplinesOption = None,
+    machine: MachineOption = "smollm2-135m-cpu2",
+    prompts: Annotated[int, typer.Option("--prompts", help="Long prompts, one a second.", min=1)] = 20,
+    json: JsonOption = False,
+) -> None:
+    """Show who waits when long prompts come while others decode: 8 decoders, a prompt of 2,000 tokens a second."""
+    from kvyard.sim import prefill_decode as load
+
+    with told_errors():
+        chosen = _machine(machine)
+        names = discipline or list(load.DISCIPLINES)
+        results = {name: load.measure(name, chosen, prompts) for name in names}
+    if json:
+        say_json({"machine": chosen.name, "prompts": prompts, "virtual": results})
+        return
+    say(f"in virtual time on {chosen.name}: {clean(chosen.doc)}")
+    say("\n".join(table(load.HEAD, [load.row(name, found) for name, found in results.items()])))
+
+
+class Bar:
+    """Progress on standard error: one line that is rewritten on a terminal, now and then a line elsewhere."""
+
+    def __init__(self, name: str) -> None:
+        self._name = clean(name)
+        self._terminal = sys.stderr.isatty()
+        self._every = TELL_EVERY[0] if self._terminal else TELL_EVERY[1]
+        self._told = time.monotonic()
+
+    def __call__(self, done: int, total: int, seconds: float) -> None:
+        """So many of all are done, at so many seconds of virtual time."""
+        now = time.monotonic()
+        if done >= total:
+            self.clear()
+        elif now - self._told >= self._every:
+            self._told = now
+            line = f"{self._name}: {done} of {total}, {duration(seconds)} of virtual time"
+            sys.stderr.write(f"\r\x1b[K{line}" if self._terminal else f"{line}\n")
+            sys.stderr.flush()
+
+    def clear(self) -> None:
+        """Leave the terminal as it was."""
+        if self._terminal:
+            sys.stderr.write("\r\x1b[K")
+            sys.stderr.flush()
+
+
+@contextmanager
+def told_errors() -> Iterator[None]:
+    """Whatever is wrong with a file, a name or a parameter, as an error for people."""
+    from kvyard.policy.params import ParamError
+    from kvyard.policy.registry import RegistryError
+    from kvyard.sim.arrivals import ArrivalError
+    from kvyard.sim.replay import TraceError
+    from kvyard.sim.simulation import Stalled
+
+    try:
+        yield
+    except (ArrivalError, TraceError) as error:
+        raise CliError(str(error), "see `kvyard sim run --help` for what is read", USAGE, "bad-file") from error
+    except (RegistryError, ParamError) as error:
+        raise CliError(str(error), "`kvyard policy list` shows what is installed", USAGE, "bad-params") from error
+    except Stalled as error:
+        raise CliError(str(error), "the discipline does not serve this load with these limits") from error
+
+
+def _load(path: Path, until: float | None, rate: float, max_tokens: int | None) -> list[Arrival]:
+    from kvyard.sim.arrivals import read_arrivals
+
+    return read_arrivals(path, until=until, rate=rate, max_tokens=max_tokens)
+
+
+def _machine(name: str) -> Machine:
+    from kvyard.sim.cost import MACHINES
+
+    if name not in MACHINES:
+        raise CliError(
+            f"there is no machine {clean(name)!r}", f"known are {', '.join(MACHINES)}", USAGE, "bad-params"
+        )
+    return MACHINES[name]
+
+
+def _limits(
+    machine: Machine,
+    load: list[Arrival],
+    blocks: int | None,
+    max_running: int | None,
+    step_tokens: int | None,
+    swap_blocks: int | None,
+) -> Limits:
+    """The machine's limits with those that were given; the prefix cache is on where prompts have contents."""
+    given = {"blocks": blocks, "max_running": max_running, "max_step_tokens": step_tokens, "swap_blocks": swap_blocks}
+    for name, value in given.items():
+        if value is not None and value < (0 if name == "swap_blocks" else 1):
+            raise CliError(f"{name} is a positive number, not {value}", "", USAGE, "bad-params")
+    changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    return replace(machine.limits, prefix_cache=any(arrival.hash_ids for arrival in load), **changes)
+
+
+def _outline(totals: dict[str, Any]) -> list[str]:
+    lines = []
+    for name, value in totals.items():
+        if name.endswith("_s") and isinstance(value, dict):
+            text = "  ".join(f"{which} {duration(seconds)}" for which, seconds in value.items())
+        elif isinstance(value, dict):
+            text = "  ".join(f"{which} {_short(item)}" for which, item in value.items()) or "none"
+        else:
+            text = ", ".join(value) or "none" if isinstance(value, list) else _short(value)
+        lines.append(f"  {name:20} {clean(text)}")
+    return lines
+
+
+def _short(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def _request_table(single: list[dict[str, Any]]) -> list[str]:
+    head = ("REQUEST", "ARRIVAL", "QUEUE", "TTFT", "TPOT", "WORST ITL", "E2E", "TOKENS", "PREEMPTED", "RECOMPUTED")
+    times = ("arrival_s", "queue_s", "ttft_s", "tpot_s", "worst_itl_s", "e2e_s")
+    numbers = ("output_tokens", "preemptions", "recomputed_tokens")
+    rows = [
+        (str(one["request"]), *(duration(one[name]) for name in times), *(str(one[name]) for name in numbers))
+        for one in single
+    ]
+    return table(head, rows)
+
+
+def _tell_ejected(totals: dict[str, Any]) -> None:
+    for text in totals["ejected"]:
+        sys.stderr.write(
+            f"kvyard: {clean(text)}; the built-in took over, and the figures are its own from there on\n"
+        )

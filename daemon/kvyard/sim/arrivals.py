@@ -1,0 +1,130 @@
+"""Arrivals: when requests come and how long they are, from the CSV and JSONL forms of public traces.
+
+CSV: columns `arrival_s`, `prompt_tokens`, `output_tokens`, and optionally `max_tokens`, `tenant`, `priority`,
+`deadline_s` (after arrival). JSONL (Mooncake): `timestamp` in milliseconds, `input_length`, `output_length`,
+`hash_ids`, one per 512 prompt tokens; equal ids are equal tokens, so a common start is a common prefix.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from kvyard.core.plan import TokenArray
+
+HASHED_TOKENS = 512
+"""Prompt tokens that one id of `hash_ids` stands for."""
+
+
+class ArrivalError(ValueError):
+    """An arrivals file cannot be read; the text says which line and what it lacks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A request to come. Times in seconds from the start, lengths in tokens."""
+
+    at: float
+    prompt: int
+    output: int
+    """Tokens after which it stops."""
+    max_tokens: int
+    """What its client asks for at most: all that policies see of its length."""
+    tenant: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    """From the start, not from its arrival."""
+    hash_ids: tuple[int, ...] = ()
+
+    def tokens(self) -> TokenArray | None:
+        """The prompt's tokens where its contents are known by their hashes."""
+        if not self.hash_ids:
+            return None
+        starts = np.array(self.hash_ids, np.int64) * HASHED_TOKENS
+        tokens = (starts[:, None] + np.arange(HASHED_TOKENS)).reshape(-1)[: self.prompt]
+        return (tokens % np.iinfo(np.int32).max).astype(np.int32)
+
+
+def read_arrivals(
+    path: Path, *, until: float | None = None, rate: float = 1.0, max_tokens: int | None = None
+) -> list[Arrival]:
+    """The arrivals of a file, in order of time. Raises ArrivalError.
+
+    until       seconds of the trace's own time to take.
+    rate        arrivals come so many times as densely.
+    max_tokens  what clients ask for at most, where the file does not say; None is exactly what they get.
+    """
+    if rate <= 0:
+        raise ArrivalError(f"the rate is a positive factor, not {rate:g}")
+    arrivals = []
+    for arrival in _read(path):
+        if until is not None and arrival.at >= until:
+            continue
+        limit = arrival.max_tokens or max(arrival.output, max_tokens or 0)
+        late = None if arrival.deadline is None else arrival.at / rate + arrival.deadline - arrival.at
+        arrivals.append(replace(arrival, at=arrival.at / rate, max_tokens=limit, deadline=late))
+    arrivals.sort(key=lambda arrival: arrival.at)
+    if not arrivals:
+        raise ArrivalError(f"{path} has no arrivals in the time asked for")
+    return arrivals
+
+
+def _read(path: Path) -> Iterator[Arrival]:
+    make = _from_mooncake if path.suffix == ".jsonl" else _from_row
+    try:
+        with path.open(encoding="utf-8", newline="") as file:
+            rows: Iterable[Mapping[str, Any]] = (
+                (json.loads(line) for line in file if line.strip())
+                if path.suffix == ".jsonl"
+                else csv.DictReader(file)
+            )
+            for number, row in enumerate(rows, 1):
+                yield _checked(make, row, f"{path}, request {number}")
+    except OSError as error:
+        raise ArrivalError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ArrivalError(f"{path} is neither CSV nor JSON lines: {error}") from error
+
+
+def _checked(make: Any, row: Mapping[str, Any], where: str) -> Arrival:  # noqa: ANN401 - one of the two below
+    try:
+        arrival: Arrival = make(row)
+    except KeyError as error:
+        raise ArrivalError(f"{where}: {error.args[0]} is missing") from None
+    except (TypeError, ValueError) as error:
+        raise ArrivalError(f"{where}: {error}") from None
+    if arrival.prompt < 1 or arrival.output < 1 or not 0 <= arrival.at < float("inf"):
+        raise ArrivalError(
+            f"{where}: a time of arrival, and at least one prompt token and one output token are needed"
+        )
+    if arrival.max_tokens and arrival.max_tokens < arrival.output:
+        raise ArrivalError(f"{where}: {arrival.output} output tokens are more than max_tokens {arrival.max_tokens}")
+    return arrival
+
+
+def _from_row(row: Mapping[str, Any]) -> Arrival:
+    at, deadline = float(row["arrival_s"]), row.get("deadline_s")
+    return Arrival(
+        at=at,
+        prompt=int(row["prompt_tokens"]),
+        output=int(row["output_tokens"]),
+        max_tokens=int(row.get("max_tokens") or 0),
+        tenant=row.get("tenant") or "",
+        priority=int(row.get("priority") or 0),
+        deadline=at + float(deadline) if deadline else None,
+    )
+
+
+def _from_mooncake(row: Mapping[str, Any]) -> Arrival:
+    hash_ids = tuple(int(id) for id in row.get("hash_ids", ()))
+    prompt = int(row["input_length"])
+    if hash_ids and len(hash_ids) * HASHED_TOKENS < prompt:
+        raise ValueError(f"{len(hash_ids)} hash ids do not cover {prompt} prompt tokens")
+    at = float(row["timestamp"]) / 1e3
+    return Arrival(at, prompt, int(row["output_length"]), int(row.get("max_tokens") or 0), hash_ids=hash_ids)
