@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_type_hints
+from typing import Any
 
 import numpy as np
 import pytest
@@ -43,11 +43,10 @@ def scheduler() -> Scheduler:
     ],
 )
 def test_everything_that_is_promised_is_there(protocol: type, made: type) -> None:
-    hints = get_type_hints(made) if made is CoreSnapshot else {}
     promised = [name for name in vars(protocol) if not name.startswith("_")]
     assert promised or protocol is Waiting
     for name in promised:
-        assert name in hints or hasattr(made, name), name
+        assert hasattr(made, name), name
 
 
 def test_the_snapshot_tells_the_truth(scheduler: Scheduler) -> None:
@@ -130,7 +129,8 @@ def test_a_snapshot_shows_the_step_as_it_goes_on(scheduler: Scheduler) -> None:
 
 def test_nothing_can_be_written(scheduler: Scheduler) -> None:
     s = scheduler.snapshot
-    for target in (s, s.waiting, s.cols, s.count, next(iter(s.waiting))):
+    targets: list[Any] = [s, s.waiting, s.cols, s.count, next(iter(s.waiting))]
+    for target in targets:
         with pytest.raises(AttributeError, match="policies read"):
             target.free = 1
         with pytest.raises(AttributeError, match="policies read"):

@@ -10,7 +10,8 @@ from enum import Enum
 
 import numpy as np
 
-from kvyard.core.advice import Advice, PlainVictims
+from kvyard.core.advice import Advice
+from kvyard.core.checks import PlainVictims
 from kvyard.core.moves import Moves
 from kvyard.core.plan import BoolArray, IntArray
 from kvyard.core.sequence import SequenceState

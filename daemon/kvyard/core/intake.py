@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvyard.core.advice import WHOLE, Advice, PlainAdmission
+from kvyard.core.advice import Advice
+from kvyard.core.checks import WHOLE, PlainAdmission
 from kvyard.core.lifecycle import QUEUED, State
 from kvyard.core.moves import Moves
 from kvyard.core.plan import Admitted, BlockCopy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from kvyard.core.advice import PolicySet
 from kvyard.core.guard import Guard
+from kvyard.core.policy_set import PolicySet
 from kvyard.core.sequence import SequenceState
 from kvyard.core.step import StepState
 from kvyard.link.record import PolicyCost, Preemption, Wait

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from kvyard.core.advice import Advice, Exit, PolicySet
+from kvyard.core.advice import Advice, Exit
 from kvyard.core.conduct import Conduct, ConductLimits
 from kvyard.core.guard import Guard
 from kvyard.core.journal import Journal, RecordParts
@@ -22,6 +22,7 @@ from kvyard.core.lifecycle import Event, FinishReason
 from kvyard.core.moves import Moves
 from kvyard.core.plan import BoolArray, Committed, IntArray, Limits, Plan, SequenceSpec, TokenArray
 from kvyard.core.planner import Planner
+from kvyard.core.policy_set import PolicySet
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.snapshot import CoreSnapshot
 from kvyard.core.step import StepState

@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
-from kvyard.core.advice import Advice, PolicySet, Traits
+from kvyard.core.advice import Advice
 from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
+from kvyard.core.policy_set import PolicySet, Traits
 from kvyard.core.queue import Reorder
 from kvyard.core.sequence import SequenceState
 from kvyard.policy.base import KINDS, Kind, Policy
