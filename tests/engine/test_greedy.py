@@ -1,0 +1,69 @@
+"""The default model against the stored references: tokens and first log-probabilities, in float32."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from kvyard.engine.backends.base import Backend
+from kvyard.engine.loading import load
+
+from tests.engine.running import Job, run
+
+_ITEMS: list[dict[str, Any]] = json.loads(
+    (Path(__file__).parents[1] / "data" / "greedy" / "greedy_smollm2.json").read_text(encoding="utf-8")
+)["items"]
+_CLOSE = 1e-3
+"""Top-2 gap under which two correct float32 computations may choose differently."""
+
+
+@pytest.fixture(scope="module")
+def backend(default_model: Path) -> Backend:
+    """The default model in float32."""
+    loaded = load(
+        str(default_model),
+        device="cpu",
+        dtype="float32",
+        deterministic=False,
+        block_size=16,
+        progress=lambda what, fraction: None,
+    )
+    loaded.backend.allocate(512, 0)
+    assert loaded.eos_ids == (2,)
+    return loaded.backend
+
+
+@pytest.fixture(scope="module")
+def jobs(backend: Backend) -> list[Job]:
+    """All items at once, in chunks of different sizes: batches and chunks are part of what is proven."""
+    jobs = [Job(item["ids"], len(item["greedy"]), chunk=(64, 17, 256)[i % 3]) for i, item in enumerate(_ITEMS)]
+    run(backend, jobs, blocks=512)
+    return jobs
+
+
+@pytest.mark.parametrize("index", range(len(_ITEMS)))
+def test_tokens_are_the_references(index: int, jobs: list[Job]) -> None:
+    expected: list[int] = _ITEMS[index]["greedy"]
+    for step, (found, wanted) in enumerate(zip(jobs[index].tokens, expected, strict=True)):
+        if found == wanted:
+            continue
+        best = torch.topk(jobs[index].logits[step], 2).values
+        gap = float(best[0] - best[1])
+        assert gap < _CLOSE, f"item {index}, step {step}: {found} for {wanted} with a gap of {gap:.5f}"
+        print(f"item {index} leaves the reference at step {step}: the two best logits lie {gap:.1e} apart")
+        return  # from here on the two continue different texts
+
+
+@pytest.mark.parametrize("index", range(len(_ITEMS)))
+def test_first_log_probabilities_are_the_references(index: int, jobs: list[Job]) -> None:
+    logprobs = torch.log_softmax(jobs[index].logits[0].double(), dim=-1)
+    for token, expected in _ITEMS[index]["first_top5"]:
+        assert abs(float(logprobs[token]) - expected) < 1e-3
+
+
+def test_all_items_are_there() -> None:
+    assert len(_ITEMS) == 31
+    assert sum(len(item["greedy"]) for item in _ITEMS) == 31 * 48
