@@ -93,6 +93,11 @@ class StallGuard:
         self._watched: set[WatchedSend] = set()
         self._timer: asyncio.TimerHandle | None = None
 
+    @property
+    def armed(self) -> bool:
+        """Whether the timer runs."""
+        return self._timer is not None
+
     def watch(self, send: WatchedSend) -> None:
         """Watch until `forget`."""
         self._watched.add(send)
