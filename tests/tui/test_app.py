@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from kvyard.link.record import Preemption
 from kvyard_tui.glyphs import ASCII
 from kvyard_tui.widgets.table import RequestTable
 from rich.cells import cell_len
@@ -271,6 +272,15 @@ async def test_events_and_details_open_and_stay_live() -> None:
         await until_text(app, pilot, "no longer among the unfinished requests")
         await pilot.press("q")
         await until(pilot, lambda: len(app.screen_stack) == 1)
+
+
+async def test_who_was_preempted_for_whom() -> None:
+    async with watched((120, 30)) as (daemon, app, pilot):
+        daemon.rows[1] = row(2, "preempted", reason="")
+        await daemon.step([Preemption(2, 1, "growth", "recompute", 512)])
+        await until_text(app, pilot, "for req-0001 (growth)")
+        await pilot.press("down", "down", "enter")
+        await until_text(app, pilot, "why         for req-0001 (growth)")
 
 
 async def test_quarantine_overrides_and_errors_stand_out() -> None:

@@ -3,7 +3,19 @@
 from __future__ import annotations
 
 from kvyard.control.schema import Event, Hello, RequestPage
-from kvyard_tui.model import KEPT_EVENTS, KEPT_SAMPLES, NOTICE_FOR, STALE_AFTER, History, Notice, Shown, Yard
+from kvyard_tui.model import (
+    KEPT_EVENTS,
+    KEPT_PREEMPTIONS,
+    KEPT_SAMPLES,
+    NOTICE_FOR,
+    STALE_AFTER,
+    History,
+    Notice,
+    Preempted,
+    Shown,
+    Step,
+    Yard,
+)
 from msgspec.structs import replace
 
 from tests.tui.yard import row, status
@@ -92,3 +104,27 @@ def test_a_notice_fades() -> None:
     assert Shown(Yard(), 10.0 + NOTICE_FOR - 0.1, notice=notice).live_notice is notice
     assert Shown(Yard(), 10.0 + NOTICE_FOR, notice=notice).live_notice is None
     assert Shown(Yard(), 10.0).live_notice is None
+
+
+def took(sequence: int, by: int, cause: str = "growth") -> Preempted:
+    return Preempted(sequence, by, cause, "recompute", 100)
+
+
+def test_why_tells_for_whom_it_gave_way_while_it_waits() -> None:
+    yard = Yard()
+    yard.saw_requests(RequestPage(3, [row(1), row(2, "preempted", reason=""), row(3, "swapped")]))
+    yard.saw_step(Step(7, [took(2, 1), took(3, 3), took(1, 99)]))
+    assert yard.why(row(2, "preempted", reason="")) == "for req-0001 (growth)"
+    assert yard.why(row(3, "swapped")) == "for itself (growth); no blocks"
+    assert yard.why(row(1)) == ""
+    yard.saw_step(Step(8, [took(2, 99, "admission")]))
+    assert yard.why(row(2, "preempted")) == "for sequence 99 (admission); no blocks"
+    assert yard.why(row(5, "preempted")) == "no blocks"
+
+
+def test_preemptions_are_bounded_and_the_newest_stay() -> None:
+    yard = Yard()
+    for number in range(KEPT_PREEMPTIONS + 10):
+        yard.saw_step(Step(number, [took(number, 0), took(5, 0)]))
+    assert len(yard.preempted) == KEPT_PREEMPTIONS
+    assert 5 in yard.preempted and 6 not in yard.preempted

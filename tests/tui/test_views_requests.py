@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.control.schema import RequestPage, RequestRow
 from kvyard_tui.glyphs import ASCII, UNICODE
-from kvyard_tui.model import Shown, Yard
+from kvyard_tui.model import Preempted, Shown, Step, Yard
 from kvyard_tui.spans import plain, width_of
 from kvyard_tui.views.requests import (
     COLUMNS,
@@ -53,7 +53,7 @@ any_row = st.builds(
 @given(any_row, st.integers(40, 240), st.sampled_from([UNICODE, ASCII]))
 def test_every_row_has_the_width_of_the_screen(one: RequestRow, width: int, glyphs: object) -> None:
     columns = columns_for(width)
-    assert width_of(table_row(one, columns, glyphs)) == width  # type: ignore[arg-type]
+    assert width_of(table_row(one, columns, shown(one, glyphs=glyphs))) == width
     assert width_of(table_head(columns, shown(one))) == width
 
 
@@ -120,7 +120,7 @@ def test_progress_is_of_the_prompt_then_of_the_output() -> None:
 def test_states_differ_in_shape() -> None:
     columns = columns_for(80)
     states = [
-        plain(table_row(row(1, state), columns, UNICODE))[16:18]
+        plain(table_row(row(1, state), columns, shown()))[16:18]
         for state in ("running", "waiting", "preempted", "swapped")
     ]
     assert len(set(states)) == 4
@@ -140,6 +140,14 @@ def test_the_heading_tells_what_is_hidden() -> None:
 
 
 def test_details_hold_every_field() -> None:
-    text = dict(details(row(4, "preempted", tenant="acme", preemptions=3, priority=-2)))
+    text = dict(details(row(4, "preempted", tenant="acme", preemptions=3, priority=-2), "no blocks"))
     assert text["why"] == "no blocks" and text["tenant"] == "acme"
     assert text["preempted"] == "3 times" and text["priority"] == "-2"
+
+
+def test_the_table_says_who_was_preempted_for_whom() -> None:
+    view = shown(row(1), row(2, "preempted", reason=""))
+    view.yard.saw_step(Step(7, [Preempted(2, 1, "growth", "recompute", 512)]))
+    columns = columns_for(120)
+    assert "for req-0001 (growth)" in plain(table_row(view.yard.requests.rows[1], columns, view))  # type: ignore[union-attr]
+    assert "(growth)" not in plain(table_row(row(1), columns, view))

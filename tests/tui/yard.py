@@ -11,6 +11,7 @@ import argparse
 import asyncio
 import contextlib
 import time
+from array import array
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ from kvyard.control.schema import (
     Status,
     SwapResult,
 )
+from kvyard.front.control.steps import step_data
+from kvyard.link.record import Preemption, StepRecord, Timings
 from msgspec.structs import replace as struct_replace
 
 RANK: dict[str, int] = {"viewer": 0, "operator": 1, "admin": 2}
@@ -212,6 +215,20 @@ class Daemon:
         for session in self.sessions:
             if session.task is not None:
                 session.send(event)
+
+    async def step(self, preempted: list[Preemption] | None = None, ids: int = 64) -> None:
+        """Tell the subscribers of a step, as the daemon does."""
+        self.status.engine.step += 1
+        granted = array("i", [1] * ids).tobytes()
+        sequences = array("q", range(ids)).tobytes()
+        timings = Timings(1, 2, 3, 4, 5, 6)
+        record = StepRecord(
+            self.status.engine.step, time.monotonic(), timings, sequences, granted, 0, ids, ids, 0, 0, 10, 10, 10
+        )
+        record.preempted = preempted or []
+        for session in self.sessions:
+            if session.task is not None:
+                session.send(Event("steps", time.time(), step_data(record)))
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         session = Session(writer, self.role)
@@ -405,7 +422,10 @@ async def main(path: Path, rows: int, hz: float, *, moving: bool = True) -> None
     if moving:
         daemon.alter = busy(daemon)
     await daemon.start()
-    await asyncio.Event().wait()
+    while True:
+        await asyncio.sleep(0.02)
+        if moving:
+            await daemon.step()
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from kvyard.control.client import ControlError
 from kvyard.control.schema import Event, RequestPage, Status
 
 from kvyard_tui.connection import CALL_TIMEOUT, Connection
-from kvyard_tui.model import Yard
+from kvyard_tui.model import Step, Yard
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Feed:
         self.yard.connected(connection.hello)
         self.yard.saw_status(status, time.monotonic())
         self.yard.saw_log(await connection.call("events", list[Event], {"limit": 100}))
-        topics = {"topics": ["status", "events"], "interval": self.interval}
+        topics = {"topics": ["status", "events", "steps"], "interval": self.interval}
         await connection.call("subscribe", object, topics)
         self.changed()
 
@@ -97,6 +97,11 @@ class Feed:
         """
         if event.topic == "status":
             self.yard.saw_status(msgspec.convert(event.data, Status), time.monotonic())
+        elif event.topic == "steps":
+            step = msgspec.convert(event.data, Step)
+            if not step.preempted:
+                return  # most steps take nothing from anybody, and there may be hundreds a second
+            self.yard.saw_step(step)
         else:
             self.yard.saw_event(event)
         self.changed()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from kvyard.control.schema import Event, Hello, RequestPage, RequestRow, Status
+from msgspec import Struct
 
 from kvyard_tui.glyphs import UNICODE, Glyphs
 
@@ -18,6 +19,7 @@ Phase = Literal["connecting", "live", "lost"]
 
 KEPT_SAMPLES = 240
 KEPT_EVENTS = 200
+KEPT_PREEMPTIONS = 1000
 STALE_AFTER = 3.0
 """Seconds without news after which the age of the data is shown."""
 NOTICE_FOR = 10.0
@@ -53,6 +55,24 @@ class History:
         return History(self.output.copy(), self.prompt.copy(), self.step.copy(), self.last)
 
 
+class Preempted(Struct):
+    """Who gave way for whom, as a step record tells it."""
+
+    id: int
+    by: int
+    """The sequence that needed the room; its own id when it became its own victim."""
+    cause: str
+    how: str
+    tokens: int
+
+
+class Step(Struct):
+    """What the screen reads of a step record."""
+
+    step: int
+    preempted: list[Preempted] = []
+
+
 @dataclass(slots=True)
 class Yard:
     """The daemon as last seen."""
@@ -68,6 +88,8 @@ class Yard:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """Oldest first."""
     history: History = field(default_factory=History)
+    preempted: dict[int, Preempted] = field(default_factory=dict)
+    """The last preemption of each sequence; the oldest are forgotten."""
 
     def connected(self, hello: Hello) -> None:
         """The daemon greeted."""
@@ -102,6 +124,24 @@ class Yard:
         if event not in self.events:
             self.events.append(event)
 
+    def saw_step(self, step: Step) -> None:
+        """A step ran; what it took from whom is kept."""
+        for one in step.preempted:
+            self.preempted.pop(one.id, None)
+            self.preempted[one.id] = one
+        while len(self.preempted) > KEPT_PREEMPTIONS:
+            del self.preempted[next(iter(self.preempted))]
+
+    def why(self, row: RequestRow) -> str:
+        """Why a sequence waits: the daemon's reason, and for whom it gave way."""
+        taken = self.preempted.get(row.id)
+        if taken is None or row.state not in ("preempted", "swapped"):
+            return row.reason
+        winner = self.row(taken.by)
+        name = winner.request_id if winner is not None else f"sequence {taken.by}"
+        text = f"for {'itself' if taken.by == row.id else name} ({taken.cause})"
+        return f"{text}; {row.reason}" if row.reason else text
+
     def age(self, now: float) -> float | None:
         """Seconds since the data on screen came; None before there was any."""
         return None if self.status_at is None else max(0.0, now - self.status_at)
@@ -113,7 +153,7 @@ class Yard:
 
     def copy(self) -> Yard:
         """A yard that later news does not change, for the frozen screen."""
-        return replace(self, events=self.events.copy(), history=self.history.copy())
+        return replace(self, events=self.events.copy(), history=self.history.copy(), preempted=self.preempted.copy())
 
 
 @dataclass(frozen=True, slots=True)

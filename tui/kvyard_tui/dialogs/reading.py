@@ -11,7 +11,7 @@ from textual.containers import VerticalScroll
 from kvyard_tui.dialogs.base import Dialog
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line, fit_line, line
-from kvyard_tui.text import fit
+from kvyard_tui.text import fit, wrap
 from kvyard_tui.views.events import events_panel
 from kvyard_tui.views.requests import details
 from kvyard_tui.widgets.panel import Panel, View
@@ -75,6 +75,10 @@ def details_view(sequence: int) -> View:
         row = shown.yard.row(sequence)
         if row is None:
             return [fit_line(line(("It is no longer among the unfinished requests.", "dim")), width)]
-        return [fit_line(line((fit(name, 12), "dim"), text), width) for name, text in details(row)]
+        lines: list[Line] = []
+        for name, text in details(row, shown.yard.why(row)):
+            for number, piece in enumerate(wrap(text, max(8, width - 12), 4)):
+                lines.append(fit_line(line((fit("" if number else name, 12), "dim"), piece), width))
+        return lines
 
     return view

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from kvyard.control.schema import RequestRow
 
 from kvyard_tui import fmt
-from kvyard_tui.glyphs import Glyphs, gauge
+from kvyard_tui.glyphs import gauge
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line, Span, Tone, fit_line, heading
 from kvyard_tui.text import clean, fit
@@ -24,14 +24,15 @@ class Column:
     key: str
     title: str
     width: int
-    cell: Callable[[RequestRow, Glyphs], Line]
+    cell: Callable[[RequestRow, Shown], Line]
     order: Callable[[RequestRow], float | str]
     from_width: int = 0
     """Shown on screens at least this wide."""
     right: bool = False
 
 
-def _state(row: RequestRow, glyphs: Glyphs) -> Line:
+def _state(row: RequestRow, shown: Shown) -> Line:
+    glyphs = shown.glyphs
     known: dict[str, tuple[str, Tone]] = {
         "running": (glyphs.running, "good"),
         "waiting": (glyphs.waiting, "dim"),
@@ -51,7 +52,8 @@ def progress(row: RequestRow) -> tuple[float, str]:
     return share, f"{fmt.count(row.output_tokens)}/{fmt.count(row.max_new)}"
 
 
-def _progress(row: RequestRow, glyphs: Glyphs) -> Line:
+def _progress(row: RequestRow, shown: Shown) -> Line:
+    glyphs = shown.glyphs
     share, words = progress(row)
     tone: Tone = "used" if row.output_tokens else "cached"
     fill = glyphs.full if row.output_tokens else glyphs.prefill
@@ -69,16 +71,16 @@ def _number(value: int, tone: Tone = "") -> Line:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("request", "REQUEST", 15, lambda r, g: _text(r.request_id, "strong"), lambda r: r.request_id),
+    Column("request", "REQUEST", 15, lambda r, s: _text(r.request_id, "strong"), lambda r: r.request_id),
     Column("state", "STATE", 11, _state, lambda r: STATES.index(r.state) if r.state in STATES else 9),
-    Column("age", "AGE", 6, lambda r, g: _text(fmt.age(r.age_s)), lambda r: -r.age_s, right=True),
+    Column("age", "AGE", 6, lambda r, s: _text(fmt.age(r.age_s)), lambda r: -r.age_s, right=True),
     Column("progress", "PROGRESS", 20, _progress, lambda r: -progress(r)[0] - (r.output_tokens > 0)),
-    Column("prompt", "PROMPT", 7, lambda r, g: _number(r.prompt_tokens), lambda r: -r.prompt_tokens, 100, True),
-    Column("blocks", "BLOCKS", 6, lambda r, g: _number(r.blocks), lambda r: -r.blocks, 78, True),
-    Column("priority", "PRI", 4, lambda r, g: _text(str(r.priority)), lambda r: r.priority, 78, True),
-    Column("preempted", "PRE", 4, lambda r, g: _number(r.preemptions, "warn"), lambda r: -r.preemptions, 100, True),
-    Column("tenant", "TENANT", 10, lambda r, g: _text(r.tenant or fmt.MISSING, "dim"), lambda r: r.tenant, 110),
-    Column("why", "WHY IT WAITS", 0, lambda r, g: _text(r.reason, "warn"), lambda r: r.reason, 64),
+    Column("prompt", "PROMPT", 7, lambda r, s: _number(r.prompt_tokens), lambda r: -r.prompt_tokens, 104, True),
+    Column("blocks", "BLOCKS", 6, lambda r, s: _number(r.blocks), lambda r: -r.blocks, 78, True),
+    Column("priority", "PRI", 4, lambda r, s: _text(str(r.priority)), lambda r: r.priority, 78, True),
+    Column("preempted", "PRE", 4, lambda r, s: _number(r.preemptions, "warn"), lambda r: -r.preemptions, 110, True),
+    Column("tenant", "TENANT", 10, lambda r, s: _text(r.tenant or fmt.MISSING, "dim"), lambda r: r.tenant, 124),
+    Column("why", "WHY IT WAITS", 0, lambda r, s: _text(s.yard.why(r), "warn"), lambda r: r.reason, 64),
 )
 SORTS = ("order", *(column.key for column in COLUMNS))
 """`order` is the daemon's own: running first, then waiting in the order of admission."""
@@ -98,7 +100,7 @@ def columns_for(width: int) -> list[tuple[Column, int]]:
 def _stretch(columns: list[tuple[Column, int]], width: int) -> list[tuple[Column, int]]:
     fixed = sum(size for _, size in columns) + len(columns) - 1
     left = max(0, width - fixed)
-    extra = min(20, left // 3) if width >= 100 else 0
+    extra = max(0, min(25, (left - 24) // 2)) if any(size == 0 for _, size in columns) else 0
     sized: list[tuple[Column, int]] = []
     for column, size in columns:
         if size == 0:
@@ -146,11 +148,11 @@ def table_head(columns: Sequence[tuple[Column, int]], shown: Shown) -> Line:
     return tuple(spans[:-1])
 
 
-def table_row(row: RequestRow, columns: Sequence[tuple[Column, int]], glyphs: Glyphs) -> Line:
+def table_row(row: RequestRow, columns: Sequence[tuple[Column, int]], shown: Shown) -> Line:
     """The cells of a row, each in exactly its width."""
     spans: list[Span] = []
     for column, size in columns:
-        cell = column.cell(row, glyphs)
+        cell = column.cell(row, shown)
         if column.right:
             text, tone = cell[0]
             spans.append((fit(text, size, right=True), tone))
@@ -178,13 +180,13 @@ def requests_heading(shown: Shown, width: int) -> list[Line]:
     return [heading("Requests", width, shown.glyphs.rule, note, ", ".join(marks))]
 
 
-def details(row: RequestRow) -> list[tuple[str, str]]:
+def details(row: RequestRow, why: str) -> list[tuple[str, str]]:
     """Everything known about a request, as name and text."""
     return [
         ("request", clean(row.request_id)),
         ("sequence", str(row.id)),
         ("state", clean(row.state)),
-        ("why", clean(row.reason) or fmt.MISSING),
+        ("why", clean(why) or fmt.MISSING),
         ("age", fmt.duration(row.age_s)),
         ("priority", str(row.priority)),
         ("tenant", clean(row.tenant) or fmt.MISSING),

@@ -94,7 +94,7 @@ class RequestTable(ScrollView, can_focus=True):
         if row is None:
             return ()
         cursor: Line = (("", "accent"),) if row.id == self._shown.selected else ()
-        return (*table_row(row, columns, self._shown.glyphs), *cursor)
+        return (*table_row(row, columns, self._shown), *cursor)
 
     def _row_at(self, y: int) -> RequestRow | None:
         index = self.scroll_offset.y + y - 1
