@@ -14,7 +14,8 @@ import triton.language as tl
 from kvyard_kernels.triton.paged import load_keys, load_values, product, slot_offsets
 
 
-@triton.jit
+# What differs between batches must not lead to another compilation in the middle of serving.
+@triton.jit(do_not_specialize=["window", "table_row", "lse_row", "lse_head", "group"])
 def decode_split(
     q,
     k_cache,
@@ -39,7 +40,7 @@ def decode_split(
     out_split,
     lse_row,
     lse_head,
-    GROUP: tl.constexpr,
+    group,
     GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -63,8 +64,8 @@ def decode_split(
 
     member = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
-    head = (kv * GROUP + member).to(tl.int64)
-    mask = (member[:, None] < GROUP) & (dims[None, :] < HEAD_DIM)
+    head = (kv * group + member).to(tl.int64)
+    mask = (member[:, None] < group) & (dims[None, :] < HEAD_DIM)
     queries = tl.load(q + row * q_row + head[:, None] * q_head + dims[None, :], mask=mask, other=0.0)
 
     table = tables + row * table_row
@@ -94,10 +95,10 @@ def decode_split(
     target = out + row * out_row + head[:, None] * out_head + split.to(tl.int64) * out_split + dims[None, :]
     tl.store(target, result.to(out.dtype.element_ty), mask=mask)
     if PARTIAL:
-        tl.store(lse + row * lse_row + head * lse_head + split, best + tl.log2(total), mask=member < GROUP)
+        tl.store(lse + row * lse_row + head * lse_head + split, best + tl.log2(total), mask=member < group)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["window", "lse_row", "lse_head"])
 def decode_merge(
     partial,
     lse,

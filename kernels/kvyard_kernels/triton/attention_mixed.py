@@ -1,6 +1,6 @@
 """Paged causal attention for rows of any number of query tokens, chunks and decodes in one launch.
 
-A program takes one query tile: up to `BLOCK_M // GROUP` tokens of one row with the group of query heads of one KV
+A program takes one query tile: up to `BLOCK_M // group` tokens of one row with the group of query heads of one KV
 head. Key tiles lie at multiples of `TILE`; a tile that is masked for a token leaves its sums as they are to the
 bit, so a token's result does not depend on the chunk it came in, nor on the other rows.
 """
@@ -13,7 +13,8 @@ import triton.language as tl
 from kvyard_kernels.triton.paged import load_keys, load_values, product, slot_offsets
 
 
-@triton.jit
+# What differs between batches must not lead to another compilation in the middle of serving.
+@triton.jit(do_not_specialize=["window", "table_row", "group"])
 def mixed_attention(
     q,
     k_cache,
@@ -37,7 +38,7 @@ def mixed_attention(
     table_row,
     out_token,
     out_head,
-    GROUP: tl.constexpr,
+    group,
     BLOCK_M: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
@@ -55,19 +56,19 @@ def mixed_attention(
     length = tl.load(lengths + row)
     before = length - count
 
-    BLOCK_Q: tl.constexpr = BLOCK_M // GROUP
+    span = BLOCK_M // group
     member = tl.arange(0, BLOCK_M)
     dims = tl.arange(0, DIM_PAD)
-    token = first + member // GROUP
-    head = (kv * GROUP + member % GROUP).to(tl.int64)
-    present = (member < BLOCK_Q * GROUP) & (token < count)
+    token = first + member // group
+    head = (kv * group + member % group).to(tl.int64)
+    present = (member < span * group) & (token < count)
     mask = present[:, None] & (dims[None, :] < HEAD_DIM)
     index = (begin + token).to(tl.int64)
     queries = tl.load(q + (index * q_token + head * q_head)[:, None] + dims[None, :], mask=mask, other=0.0)
 
     at = before + token
     low = tl.maximum(before + first - window + 1, 0)
-    high = before + tl.minimum(first + BLOCK_Q, count)
+    high = before + tl.minimum(first + span, count)
     table = tables + row * table_row
     keys_base = k_cache + kv.to(tl.int64) * k_head
     values_base = v_cache + kv.to(tl.int64) * v_head

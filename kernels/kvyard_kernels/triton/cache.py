@@ -40,7 +40,7 @@ def _rotate(
     return first, second, rest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["heads", "kv_heads"])
 def rope_and_cache(
     q,
     k,
@@ -67,8 +67,8 @@ def rope_and_cache(
     vc_slot,
     vc_head,
     cos_row,
-    HEADS: tl.constexpr,
-    KV_HEADS: tl.constexpr,
+    heads,
+    kv_heads,
     HEAD_DIM: tl.constexpr,
     ROTARY: tl.constexpr,
     HALF_PAD: tl.constexpr,
@@ -81,7 +81,7 @@ def rope_and_cache(
     """Grid `(tokens, tiles of q heads + tiles of kv heads)`. A slot below 0 is padding: nothing is cached."""
     token = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
-    q_parts = (HEADS + HEAD_TILE - 1) // HEAD_TILE
+    q_parts = tl.cdiv(heads, HEAD_TILE)
     position = tl.load(positions + token).to(tl.int64)
     half = tl.arange(0, HALF_PAD)
     tail = ROTARY + tl.arange(0, TAIL_PAD)
@@ -91,8 +91,8 @@ def rope_and_cache(
 
     if part < q_parts:
         head = part * HEAD_TILE + tl.arange(0, HEAD_TILE)
-        pair = (head[:, None] < HEADS) & in_half[None, :]
-        left = (head[:, None] < HEADS) & (tail[None, :] < HEAD_DIM)
+        pair = (head[:, None] < heads) & in_half[None, :]
+        left = (head[:, None] < heads) & (tail[None, :] < HEAD_DIM)
         base = q + token * q_token + head.to(tl.int64)[:, None] * q_head
         lower = tl.load(base + half[None, :], mask=pair, other=0.0).to(tl.float32)
         upper = tl.load(base + half[None, :] + ROTARY // 2, mask=pair, other=0.0).to(tl.float32)
@@ -108,8 +108,8 @@ def rope_and_cache(
         slot = tl.load(slots + token)
         if slot >= 0:
             head = (part - q_parts) * HEAD_TILE + tl.arange(0, HEAD_TILE)
-            pair = (head[:, None] < KV_HEADS) & in_half[None, :]
-            left = (head[:, None] < KV_HEADS) & (tail[None, :] < HEAD_DIM)
+            pair = (head[:, None] < kv_heads) & in_half[None, :]
+            left = (head[:, None] < kv_heads) & (tail[None, :] < HEAD_DIM)
             wide = head.to(tl.int64)[:, None]
             base = k + token * k_token + wide * k_head
             lower = tl.load(base + half[None, :], mask=pair, other=0.0).to(tl.float32)
@@ -131,7 +131,7 @@ def rope_and_cache(
             )
             tl.store(target + tail[None, :], rest.to(k.dtype.element_ty).to(k_cache.dtype.element_ty), mask=left)
             dims = tl.arange(0, DIM_PAD)
-            whole = (head[:, None] < KV_HEADS) & (dims[None, :] < HEAD_DIM)
+            whole = (head[:, None] < kv_heads) & (dims[None, :] < HEAD_DIM)
             values = tl.load(v + token * v_token + wide * v_head + dims[None, :], mask=whole, other=0.0)
             target = v_cache + block * vc_block + offset * vc_slot + wide * vc_head
             tl.store(target + dims[None, :], values.to(v_cache.dtype.element_ty), mask=whole)

@@ -41,10 +41,11 @@ class AttentionConfig:
 def decode_config(head_dim: int, group: int, itemsize: int) -> AttentionConfig:
     """Decode attention: `group` query heads share one KV head whose elements have `itemsize` bytes.
 
-    A tile of keys is kept at 16 KiB, so that keys and values of three stages fit into shared memory.
+    A tile of keys is 16 KiB, so that keys and values of three stages fit into shared memory; half of that in
+    float32, whose products in three parts need more registers.
     """
     dims = power_of_two(max(head_dim, 16))
-    keys = max(16, min(128, 16384 // (dims * itemsize)))
+    keys = max(16, min(128, (16384 if itemsize < 4 else 8192) // (dims * itemsize)))
     rows = max(16, power_of_two(group))
     return AttentionConfig(rows, keys, dims, warps=4, stages=2 if itemsize == 4 else 3)
 
@@ -52,9 +53,10 @@ def decode_config(head_dim: int, group: int, itemsize: int) -> AttentionConfig:
 def mixed_config(head_dim: int, group: int, itemsize: int) -> AttentionConfig:
     """Attention over chunks: the tile's rows are tokens x the `group` query heads of one KV head."""
     dims = power_of_two(max(head_dim, 16))
-    keys = max(16, min(64, 16384 // (dims * itemsize)))
+    keys = max(16, min(64, (16384 if itemsize < 4 else 8192) // (dims * itemsize)))
+    wide = itemsize == 4 and dims >= 128
     rows = max(32 if itemsize == 4 or dims >= 256 else 64, power_of_two(group))
-    return AttentionConfig(rows, keys, dims, warps=4, stages=2)
+    return AttentionConfig(rows, keys, dims, warps=8 if wide else 4, stages=2)
 
 
 def chunk_tokens(config: AttentionConfig, group: int) -> int:

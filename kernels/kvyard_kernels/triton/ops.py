@@ -55,11 +55,16 @@ def _group(q: Tensor, k_cache: Tensor) -> int:
     return heads // kv_heads
 
 
-def _precision(dtype: torch.dtype) -> str:
-    """How products are formed (see `paged.product`). Float32 in full: `--dtype float32` promises the CPU's tokens."""
-    if dtype == torch.bfloat16 and interpreted():
-        return "upcast"
-    return "ieee"
+def _precision(dtype: torch.dtype, head_dim: int) -> str:
+    """How products are formed (see `paged.product`).
+
+    Float32 without loss, `--dtype float32` promising the CPU's tokens: on NVIDIA as three TF32 products on the
+    tensor cores (error about 2^-21), since scalar products spill; but from 256 dimensions on the three parts spill
+    and scalar products do not. AMD has float32 matrix instructions.
+    """
+    if interpreted():
+        return "upcast" if dtype == torch.bfloat16 else "ieee"
+    return "tf32x3" if dtype == torch.float32 and torch.version.hip is None and head_dim < 256 else "ieee"
 
 
 def _window(window: int) -> int:
@@ -121,7 +126,7 @@ def paged_decode(
         tables.stride(0),
         *target.stride()[:3],
         *sums.stride()[:2],
-        GROUP=group,
+        group,
         GROUP_PAD=tiles.rows,
         HEAD_DIM=head_dim,
         DIM_PAD=tiles.dims,
@@ -129,7 +134,7 @@ def paged_decode(
         TILE=tiles.keys,
         SPLIT=config.SPLIT,
         PARTIAL=partial,
-        PRECISION=_precision(q.dtype),
+        PRECISION=_precision(q.dtype, head_dim),
         warps=tiles.warps,
         stages=tiles.stages,
     )
@@ -238,13 +243,13 @@ def paged_mixed(
         *v_cache.stride()[:3],
         tables.stride(0),
         *out.stride()[:2],
-        GROUP=group,
+        group,
         BLOCK_M=sizes.rows,
         HEAD_DIM=head_dim,
         DIM_PAD=sizes.dims,
         BLOCK_SIZE=k_cache.shape[1],
         TILE=sizes.keys,
-        PRECISION=_precision(q.dtype),
+        PRECISION=_precision(q.dtype, head_dim),
         warps=sizes.warps,
         stages=sizes.stages,
     )
@@ -314,8 +319,8 @@ def rope_and_cache(
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         cos.stride(0),
-        HEADS=heads,
-        KV_HEADS=kv_heads,
+        heads,
+        kv_heads,
         HEAD_DIM=head_dim,
         ROTARY=rotary,
         HALF_PAD=config.power_of_two(rotary // 2),
@@ -356,7 +361,7 @@ def rms_norm(
         x.stride(0),
         other.stride(0),
         out.stride(0),
-        SIZE=size,
+        size,
         SIZE_PAD=pad,
         RESIDUAL=residual is not None,
         warps=config.norm_warps(pad),

@@ -17,7 +17,7 @@ def _best(values, ids):
     return peak, tl.min(tl.where(values == peak, ids, 2147483647), 0)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "chunks"])
 def argmax_chunks(logits, peaks, winners, size, logits_row, chunks, CHUNK: tl.constexpr):
     """Grid `(rows, chunks)`: the best logit of each chunk and its id."""
     row = tl.program_id(0).to(tl.int64)
@@ -30,7 +30,7 @@ def argmax_chunks(logits, peaks, winners, size, logits_row, chunks, CHUNK: tl.co
     tl.store(winners + row * chunks + chunk, winner)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["chunks"])
 def argmax_merge(peaks, winners, out, chunks, TILE: tl.constexpr):
     """Grid `(rows,)`: the best of the chunks. Later chunks have higher ids, so ties keep the earlier one."""
     row = tl.program_id(0).to(tl.int64)
@@ -47,7 +47,7 @@ def argmax_merge(peaks, winners, out, chunks, TILE: tl.constexpr):
     tl.store(out + row, choice)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "chunks"])
 def weight_chunks(weights, sums, size, weights_row, chunks, CHUNK: tl.constexpr):
     """Grid `(rows, chunks)`: the sum of each chunk of non-negative weights."""
     row = tl.program_id(0).to(tl.int64)
@@ -57,7 +57,7 @@ def weight_chunks(weights, sums, size, weights_row, chunks, CHUNK: tl.constexpr)
     tl.store(sums + row * chunks + chunk, tl.sum(values, 0))
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["size", "chunks"])
 def draw(weights, sums, uniforms, out, size, weights_row, chunks, CHUNK: tl.constexpr, CHUNKS_PAD: tl.constexpr):
     """Grid `(rows,)`: the lowest id whose cumulative weight exceeds u x total. No id of weight 0 is chosen."""
     row = tl.program_id(0).to(tl.int64)

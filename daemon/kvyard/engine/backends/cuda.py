@@ -1,0 +1,161 @@
+"""The CUDA backend: the model on a GPU, its attention, norms and cache by our Triton kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from kvyard.core.plan import BlockCopy
+from kvyard.engine.backends.base import BackendError, Batch, KvGeometry
+from kvyard.engine.backends.cuda_ops import CudaOps, KvPool
+from kvyard.engine.backends.memory import available_bytes
+from kvyard.engine.decoder import Decoder
+from kvyard.engine.weights import Weights
+
+LEAST_CAPABILITY = (8, 0)
+"""Ampere: the first with bfloat16 products, which the kernels are built upon."""
+STEP_TOKENS = 8192
+"""Tokens of a step for which memory is kept back when the pool is sized."""
+STEP_LOGITS = 256
+"""Rows of logits for which memory is kept back."""
+_CHECKED_ROWS = (1, 2, 3, 5, 8, 17)
+_CHECK_TOKENS = 64
+
+
+class CudaBackend:
+    """A model on one GPU; see `Backend`. On `device` "cpu" the kernels run in Triton's interpreter, for tests."""
+
+    name = "cuda"
+
+    def __init__(
+        self,
+        weights: Weights,
+        dtype: torch.dtype,
+        deterministic: bool,
+        block_size: int,
+        progress: Callable[[str, float], None],
+        device: str = "cuda",
+    ) -> None:
+        self._device = torch.device(device)
+        self.device_name = _describe(self._device)
+        config = weights.config
+        self._ops = CudaOps(config, weights.tensors["embed"], dtype, deterministic, self._device)
+        self._decoder = Decoder(weights, self._ops, progress)
+        self._ops.loaded()
+        self._host: KvPool | None = None
+        self.geometry = KvGeometry(config.layers, config.kv_heads, config.head_dim, block_size, dtype)
+
+    def free_bytes(self) -> int:
+        """What the device has left, and what torch holds unused, less the activations of a large step."""
+        if self._device.type != "cuda":
+            return available_bytes()
+        free, _ = torch.cuda.mem_get_info(self._device)
+        unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
+        return max(0, free + unused - self._step_bytes())
+
+    def _step_bytes(self) -> int:
+        """Activations alive at once in a step: the widest layer's, the residual stream, and logits twice."""
+        config = self._ops.config
+        wide = max(3 * config.intermediate, 2 * config.qkv_rows) + 2 * config.hidden
+        item = self.geometry.dtype.itemsize
+        tokens = STEP_TOKENS * (wide * item + 4 * config.hidden)
+        return tokens + STEP_LOGITS * config.vocab_size * (4 + item)
+
+    def allocate(self, blocks: int, swap_blocks: int) -> None:
+        """Reserve both pools; the host's is pinned, so that copies run at the bus's speed."""
+        needed = blocks * self.geometry.block_bytes
+        on_gpu = self._device.type == "cuda"
+        try:
+            self._ops.pool = KvPool(self.geometry, blocks, self._device)
+            self._host = KvPool(self.geometry, swap_blocks, torch.device("cpu"), pinned=on_gpu and swap_blocks > 0)
+        except (torch.OutOfMemoryError, RuntimeError) as error:
+            raise BackendError(
+                f"{blocks} KV blocks ({needed / 2**30:.1f} GiB on {self.device_name}) and {swap_blocks} swap blocks "
+                f"({swap_blocks * self.geometry.block_bytes / 2**30:.1f} GiB of pinned host memory) do not fit: "
+                f"{self.free_bytes() / 2**30:.1f} GiB are free on the device",
+                "ask for fewer with --kv-blocks, or end what else uses the device",
+            ) from error
+
+    def forward(self, batch: Batch) -> Tensor:
+        """See `Backend.forward`."""
+        with torch.inference_mode():
+            moved = replace(batch, logit_rows=batch.logit_rows.to(self._device, non_blocking=True))
+            return self._decoder.forward(moved).float().cpu()
+
+    def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
+        """See `Backend.copy_blocks`; a block is one piece of memory over all layers."""
+        assert self._ops.pool is not None and self._host is not None, "allocate() comes before copy_blocks()"
+        device, host = self._ops.pool.blocks, self._host.blocks
+        ends = {"out": (device, host), "in": (host, device), "copy": (device, device)}
+        for copy in copies:
+            source, target = ends[copy.direction]
+            gathered = source[torch.from_numpy(copy.source).to(source.device)].to(target.device)
+            target[torch.from_numpy(copy.target).to(target.device)] = gathered
+
+    def self_check(self) -> None:
+        """One sequence of 64 tokens in one step, and again in steps of 1, 2, 3, 5, 8, 17 and the rest.
+
+        Every position's logits must have the same bits. Runs in a pool of its own.
+        """
+        kept = self._ops.pool
+        self._ops.pool = KvPool(self.geometry, -(-_CHECK_TOKENS // self.geometry.block_size), self._device)
+        try:
+            whole = self._stretch(0, _CHECK_TOKENS)
+            begin = 0
+            for rows in (*_CHECKED_ROWS, _CHECK_TOKENS - sum(_CHECKED_ROWS)):
+                _compare(whole[begin : begin + rows], self._stretch(begin, begin + rows))
+                begin += rows
+        finally:
+            self._ops.pool = kept
+
+    def _stretch(self, begin: int, end: int) -> Tensor:
+        """Logits of the tokens `begin..end` of the check's sequence, whose earlier ones are in the pool."""
+        positions = torch.arange(begin, end, dtype=torch.int32)
+        blocks = -(-_CHECK_TOKENS // self.geometry.block_size)
+        return self.forward(
+            Batch(
+                tokens=(positions * 7919 + 11) % self._ops.config.vocab_size,
+                positions=positions,
+                starts=torch.tensor([0, end - begin], dtype=torch.int32),
+                lengths=torch.tensor([end], dtype=torch.int32),
+                tables=torch.arange(blocks, dtype=torch.int32)[None],
+                cache_slots=positions.long(),
+                logit_rows=torch.arange(end - begin),
+                decodes=int(end - begin == 1),
+            )
+        )
+
+
+def _compare(expected: Tensor, found: Tensor) -> None:
+    if torch.equal(expected, found):
+        return
+    differing = int((expected != found).any(dim=1).sum())
+    raise BackendError(
+        f"on this device a row's logits depend on the size of the step: {differing} of {len(found)} rows of a step "
+        f"of {len(found)} tokens differ from a step of {_CHECK_TOKENS}, by up to "
+        f"{float((expected - found).abs().max()):.1e}",
+        "start without --deterministic",
+    )
+
+
+def _describe(device: torch.device) -> str:
+    """The device in words. Raises BackendError where it cannot run the kernels."""
+    if device.type != "cuda":
+        return "Triton's interpreter on the CPU"
+    if not torch.cuda.is_available():
+        raise BackendError(
+            f"no CUDA device works here: torch {torch.__version__} sees {torch.cuda.device_count()}",
+            "install a CUDA build of torch and a driver, or start with --device cpu",
+        )
+    capability = torch.cuda.get_device_capability(device)
+    name = torch.cuda.get_device_name(device)
+    if torch.version.hip is None and capability < LEAST_CAPABILITY:
+        raise BackendError(
+            f"{name} has compute capability {capability[0]}.{capability[1]}; the kernels need 8.0 (Ampere) or newer",
+            "start with --device cpu, or use a newer GPU",
+        )
+    total = torch.cuda.get_device_properties(device).total_memory
+    return f"{name}, {total / 2**30:.0f} GiB, capability {capability[0]}.{capability[1]}"
