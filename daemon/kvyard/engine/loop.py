@@ -61,6 +61,8 @@ class EngineLoop:
         self._sequences: dict[int, Sequence] = {}
         self._admitted_once: set[int] = set()
         self._stopping = False
+        self._untold = False
+        """Cancelled since the last record: one is due even if nothing is left to run, or gauges would stand still."""
         self._retry_s = IDLE_RETRY_S[0]
         self._steps_since_collect = 0
 
@@ -114,7 +116,7 @@ class EngineLoop:
             self._p.page.phase(EnginePhase.IDLE, self._ns())
             self._p.channel.wait(0.05)
             return False
-        return self._p.scheduler.has_work()
+        return self._p.scheduler.has_work() or self._untold
 
     def _pause(self) -> None:
         self._p.page.phase(EnginePhase.IDLE, self._ns())
@@ -150,6 +152,7 @@ class EngineLoop:
     def _cancel(self, ids: list[int]) -> None:
         for sequence_id in self._p.scheduler.cancel(ids):
             self._forget(sequence_id)
+            self._untold = True
 
     def _forget(self, sequence_id: int) -> None:
         self._sequences.pop(sequence_id, None)
@@ -160,6 +163,7 @@ class EngineLoop:
     def _step(self) -> bool:
         """One step; False when nothing could be placed."""
         recorder, scheduler = self._p.recorder, self._p.scheduler
+        self._untold = False
         now = self._clock()
         recorder.begin(now)
         self._p.page.phase(EnginePhase.SCHEDULE, recorder.mark)

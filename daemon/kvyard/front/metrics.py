@@ -26,12 +26,12 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OUTCOMES: Final = ("stop", "length", "cancelled", "error")
 HOWS: Final = ("recompute", "swap", "other")
-WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "recovering", "policy")
+WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "paused", "recovering", "policy")
 """Reasons of the core; any other text is a policy's own and counts as `policy`."""
 OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
 EJECTION_CODES: Final = (
     "raised", "timeout", "too-slow", "hung", "nonsense", "not-a-decision", "duplicate", "unknown", "finished",
-    "not-waiting", "not-running", "overrides", "stalled", "starved", "memory", "forbidden", "other",
+    "not-waiting", "not-running", "overridden", "stalled", "starved", "memory", "forbidden", "other",
 )  # fmt: skip
 REFUSAL_CODES: Final = (
     "queue_full", "context_length_exceeded", "empty_prompt", "starting", "draining", "other",
@@ -156,12 +156,13 @@ class Metrics:
         self._generation.value = record.generation
         self._step_tokens["prompt"].inc(record.prompt_tokens)
         self._step_tokens["decode"].inc(record.decode_tokens)
-        self._tokens_per_step.observe(record.prompt_tokens + record.decode_tokens)
         t = record.timings
         nanoseconds = (t.inbox, t.schedule, t.model, t.sample, t.outputs, t.gap)
         for cell, spent in zip(self._part_cells, nanoseconds, strict=True):
             cell.inc(spent * 1e-9)
-        self._step_seconds.observe(sum(nanoseconds[:-1]) * 1e-9)
+        if tokens := record.prompt_tokens + record.decode_tokens:
+            self._tokens_per_step.observe(tokens)
+            self._step_seconds.observe(sum(nanoseconds[:-1]) * 1e-9)
         for _, cached in record.admitted:
             self._admissions.inc()
             self._hit_tokens.inc(cached)

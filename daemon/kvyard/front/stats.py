@@ -209,8 +209,9 @@ class Stats:
         self._counts = (record.running, record.waiting)
         self._kv = (record.blocks_used, record.blocks_cached, record.blocks_free)
         self._prompt.add(record.prompt_tokens)
-        t = record.timings
-        self._steps.add((t.inbox + t.schedule + t.model + t.sample + t.outputs) * 1e-9)
+        if record.prompt_tokens or record.decode_tokens:  # others only say what changed
+            t = record.timings
+            self._steps.add((t.inbox + t.schedule + t.model + t.sample + t.outputs) * 1e-9)
         self.preemptions += len(record.preempted)
         for cost in record.policies:
             self.policy(cost.kind).take(cost)
