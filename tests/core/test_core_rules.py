@@ -441,6 +441,13 @@ def test_lookahead_ends_with_the_sequence() -> None:
     assert run_step(scheduler).scheduled == {1: 1, 2: 1}
 
 
+def test_a_prompts_lookahead_ends_with_what_it_may_ever_hold() -> None:
+    preemption = ScriptedPreemption(lookahead=5)
+    scheduler = scheduler_of(scripted_set(preemption=preemption), blocks=2, max_step_tokens=4)
+    scheduler.add(spec(1, prompt_len=8, max_new=1))
+    assert [log.scheduled for log in run_all(scheduler, most=5)] == [{1: 4}, {1: 4}]
+
+
 def test_preempt_04_and_07_everything_ends_at_its_length_under_exhaustion() -> None:
     preemption = ScriptedPreemption(lambda s, who, cause: Victims(reversed(s.running), self_ends=True))
     scheduler = scheduler_of(scripted_set(preemption=preemption), blocks=14, block_size=16, max_model_len=512)

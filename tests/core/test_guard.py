@@ -192,6 +192,13 @@ def test_a_nonsensical_key_puts_the_policy_out_and_the_queue_is_ordered_anew(key
     assert [exit_.code for exit_ in scheduler.take_exits()] == ["nonsense"]
 
 
+def test_the_built_in_decides_in_its_own_order_at_once() -> None:
+    scheduler = scheduler_of(scripted_set(ScriptedAdmission(lambda s: 1 // 0)), max_running=1)
+    scheduler.add(spec(1, priority=9))
+    scheduler.add(spec(2, priority=0))
+    assert run_step(scheduler).scheduled == {2: 8}
+
+
 # ---- what is raised --------------------------------------------------------------------------------------------
 
 

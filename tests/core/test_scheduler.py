@@ -173,7 +173,8 @@ def test_a_failed_step_leaves_newcomers_at_their_old_place() -> None:
     assert scheduler.ledger.count.admitted == 0
     assert scheduler.blocks_used == 0
     assert scheduler.step == 1
-    scheduler.take_record_parts()
+    parts = scheduler.take_record_parts()
+    assert (parts.admitted, parts.prompt_tokens) == ([], 0)
     log = run_step(scheduler)
     assert log.scheduled == {1: 8, 2: 8, 3: 8}
     assert log.resumed == {}
