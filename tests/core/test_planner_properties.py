@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvyard.core.advice import PolicySet
@@ -182,6 +183,13 @@ def live_through(limits: Limits, seed: int, steps: int) -> World:
 @given(limits=LIMITS, seed=st.integers(0, 2**32))
 def test_whatever_the_policies_do_the_core_keeps_its_promises(limits: Limits, seed: int) -> None:
     live_through(limits, seed, steps=60)
+
+
+@pytest.mark.slow
+@settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(limits=LIMITS, seed=st.integers(0, 2**32))
+def test_the_same_for_long(limits: Limits, seed: int) -> None:
+    live_through(limits, seed, steps=120)
 
 
 def test_the_load_reaches_the_corners() -> None:
