@@ -24,6 +24,9 @@ from tests.front.http.scripted import Script, ScriptedService
 
 MODEL = "smollm2-135m"
 
+PATIENCE = 4.0
+"""Factor on every time limit of the fault cases: they assume an idle machine, and tests run beside each other."""
+
 
 class Served:
     """A running server: its service, its clients, its address."""
@@ -61,8 +64,8 @@ class Served:
             "/v1/chat/completions", json={"messages": [{"role": "user", "content": "Hi"}], **fields}
         )
 
-    async def eventually(self, condition: Callable[[], bool], within_s: float = 1.0) -> None:
-        """Wait for a condition on the service; fail when it does not come true in time."""
+    async def eventually(self, condition: Callable[[], bool], within_s: float = PATIENCE) -> None:
+        """Wait for a condition on the service; fail when it does not come true in time, one second scaled."""
         async with asyncio.timeout(within_s):
             while not condition():  # noqa: ASYNC110 - the condition is any state of the service
                 await asyncio.sleep(0.005)

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from kvyard.front.http.settings import HttpSettings
 
-from tests.front.http.conftest import MODEL, Serve, Served
+from tests.front.http.conftest import MODEL, PATIENCE, Serve, Served
 from tests.front.http.scripted import Wait
 
 
@@ -118,9 +118,9 @@ async def test_DISCONNECT_07_a_client_that_does_not_read_is_cut_and_forgotten(se
         await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", served.port))
         await asyncio.get_running_loop().sock_sendall(sock, raw({"stream": True, "max_tokens": 1_000_000}))
         await served.eventually(lambda: served.service.live == 1)
-        await served.eventually(lambda: served.service.live == 0, within_s=3)
-        await served.eventually(lambda: len(asyncio.all_tasks()) <= before, within_s=2)
-        async with asyncio.timeout(2):  # closed, not left hanging
+        await served.eventually(lambda: served.service.live == 0, within_s=3 * PATIENCE)
+        await served.eventually(lambda: len(asyncio.all_tasks()) <= before, within_s=2 * PATIENCE)
+        async with asyncio.timeout(2 * PATIENCE):  # closed, not left hanging
             with contextlib.suppress(ConnectionError):
                 while await asyncio.get_running_loop().sock_recv(sock, 1 << 16):
                     pass
@@ -134,7 +134,7 @@ async def test_a_slow_but_reading_client_is_left_alone(serve: Serve) -> None:
         reader, writer = await ask(served, stream=True, max_tokens=8000)
         received = b""
         while b"[DONE]" not in received:
-            part = await asyncio.wait_for(reader.read(8192), 2)
+            part = await asyncio.wait_for(reader.read(8192), 2 * PATIENCE)
             assert part
             received += part
             await asyncio.sleep(0.02)

@@ -11,7 +11,7 @@ import msgspec
 import pytest
 from kvyard.front.service import Job, Refusal
 
-from tests.front.http.conftest import Serve, Served, events
+from tests.front.http.conftest import PATIENCE, Serve, Served, events
 from tests.front.http.scripted import Fail, Script, ScriptedGeneration, Wait
 
 EOS = 2
@@ -70,7 +70,7 @@ async def test_TEXT_07_each_delta_leaves_with_its_token(serve: Serve) -> None:
         lines = (line async for line in answer.aiter_lines() if line)
         for i, gate in enumerate(gates):
             gate.set()
-            chunk = msgspec.json.decode((await asyncio.wait_for(anext(lines), 2)).removeprefix("data: "))
+            chunk = msgspec.json.decode((await asyncio.wait_for(anext(lines), 2 * PATIENCE)).removeprefix("data: "))
             assert chunk["choices"][0]["text"] == served.text.tokenizer.token_text(300 + i)
 
 
@@ -91,7 +91,7 @@ async def test_API_12_a_failure_in_mid_stream_is_an_event_and_the_connection_clo
         reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
         body = msgspec.json.encode(_stream())
         writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-        whole = await asyncio.wait_for(reader.read(), 1)  # to the end of the connection
+        whole = await asyncio.wait_for(reader.read(), PATIENCE)  # to the end of the connection
         assert b'"error":{"message":"this request ended the engine","type":"server_error"' in whole
         assert b"[DONE]" not in whole
         assert whole.endswith(b"0\r\n\r\n")
@@ -209,9 +209,9 @@ async def test_API_17_a_huge_prompt_stalls_neither_health_nor_streams(serve: Ser
         answer = await served.http.post("/v1/completions", content=body)
         assert answer.status_code == 400
         assert answer.json()["error"]["code"] == "context_length_exceeded"
-        assert await polling < 0.25
+        assert await polling < 0.25 * PATIENCE
         await streaming
-        assert max(b - a for a, b in itertools.pairwise(stamps)) < 0.5
+        assert max(b - a for a, b in itertools.pairwise(stamps)) < 0.5 * PATIENCE
 
 
 @pytest.mark.parametrize("stream", [True, False])

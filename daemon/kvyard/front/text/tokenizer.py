@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -11,6 +12,9 @@ import tokenizers
 
 from kvyard.front.text.errors import ModelTextError
 from kvyard.front.text.gguf_tokenizer import tokenizer_folder
+
+# A pool of threads per core would take them from the engine; texts are encoded one at a time.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 _SPACE_MARK: Final = "▁"
 _HEX: Final = 16
@@ -66,7 +70,9 @@ class Tokenizer:
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, after the begin-of-text token where the model has one and it is asked for."""
-        ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        # Unlike `encode`, the batch form releases the GIL: 400 ms for 160,000 tokens would stop every stream.
+        (encoding,) = self._core.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        ids: list[int] = encoding.ids
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
