@@ -86,8 +86,9 @@ def nobody(reason: str, wake: int | None = None) -> Admission:
 
 
 class Victims(NamedTuple):
-    """Whom to preempt, first to go first; the core takes as many as it needs.
+    """Whom to preempt; the core takes as many as it needs.
 
+    order      running sequences, first to go first.
     how        `recompute` drops the KV and computes it again, `swap` copies it to the host pool
                (falls back to recompute when that pool is full).
     requeue    where a victim waits when the admission policy has no key; a key overrules this.

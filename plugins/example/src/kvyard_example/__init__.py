@@ -1,0 +1,1 @@
+"""Example policies for kvyard."""

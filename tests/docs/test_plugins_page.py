@@ -1,0 +1,70 @@
+"""docs/plugins.md: its code runs as it stands, and nothing of the policy API is missing from it."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import kvyard.policy as api
+from kvyard.policy.snapshot import RequestView, Snapshot
+
+ROOT = Path(__file__).parents[2]
+PAGE = (ROOT / "docs" / "plugins.md").read_text()
+FILE = re.compile(r"^( *)```(?:toml|python)\n\1# (\S+)\n(.*?)^\1```$", re.DOTALL | re.MULTILINE)
+
+
+def files() -> dict[str, str]:
+    """The page's code blocks that begin with a file name, by that name."""
+    found = {}
+    for indent, name, body in FILE.findall(PAGE):
+        found[name] = re.sub(rf"^{indent}", "", body, flags=re.MULTILINE)
+    return found
+
+
+def test_the_pages_code_runs(tmp_path: Path) -> None:
+    for name, body in files().items():
+        (tmp_path / name).write_text(body)
+    assert sorted(files()) == ["my_policies.py", "pyproject.toml", "test_my_policies.py"]
+    done = subprocess.run(
+        [sys.executable, "test_my_policies.py"],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_pages_entry_point_names_the_class() -> None:
+    project = tomllib.loads(files()["pyproject.toml"])["project"]
+    assert project["entry-points"]["kvyard.admission"] == {"my-watermark": "my_policies:Watermark"}
+
+
+def public(cls: type) -> list[str]:
+    """Names that a class defines for others."""
+    return [name for name in vars(cls) if not name.startswith("_")]
+
+
+def test_every_hook_decision_and_field_is_in_the_page() -> None:
+    hooks = [
+        *public(api.AdmissionPolicy),
+        *public(api.PreemptionPolicy),
+        *public(api.PrefillPolicy),
+        *("adopt", "export_state", "import_state", "dump"),
+    ]
+    names = [*hooks, *public(Snapshot), *public(RequestView), "Shape", "Admission", "Victims", "nobody"]
+    names += [phase.name for phase in api.Phase]
+    missing = sorted({name for name in names if not re.search(rf"\b{name}\b", PAGE)} - {"kind"})
+    assert missing == [], "undocumented in docs/plugins.md"
+
+
+def test_every_decision_field_has_its_meaning_in_the_docstring() -> None:
+    for decision in (api.Admission, api.Victims, api.Shape):
+        doc = decision.__doc__ or ""
+        missing = [field for field in decision._fields if not re.search(rf"\b{field}\b", doc)]
+        assert missing == [], decision.__name__
