@@ -44,21 +44,23 @@ def usage(compiled: Any) -> Usage:  # noqa: ANN401 - triton has no type for it
     """Read a `triton.compile` result."""
     if "hsaco" in compiled.asm:
         return _amd(compiled.asm["hsaco"], compiled.asm["amdgcn"], int(compiled.metadata.shared))
-    return _nvidia(compiled.asm["cubin"], int(compiled.metadata.shared))
+    return _nvidia(compiled.asm["cubin"], compiled.asm["ptx"], int(compiled.metadata.shared))
 
 
-def _nvidia(cubin: bytes, shared: int) -> Usage:
+def _nvidia(cubin: bytes, ptx: str, shared: int) -> Usage:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         resources = _cuobjdump("-res-usage", file.name)
-        code = _cuobjdump("-sass", file.name)
-    numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", resources)}
-    if "REG" not in numbers:
-        raise ValueError(f"cuobjdump tells no register count: {resources.strip()[:200]}")
+        numbers = {name: int(value) for name, value in re.findall(r"\b(REG|STACK):(\d+)", resources)}
+        if "REG" not in numbers:
+            raise ValueError(f"cuobjdump tells no register count: {resources.strip()[:200]}")
+        stack = numbers.get("STACK", 0)
+        # Disassembling takes most of the time: a kernel without stack or products has nothing to be found there.
+        code = _cuobjdump("-sass", file.name) if stack or "mma" in ptx else ""
     spills = len(re.findall(r"\b(?:STL|LDL)\b", code))
     matrix = Counter(_matrix_kind(name) for name in NVIDIA_MATRIX.findall(code))
-    return Usage(numbers["REG"], spills, 0, numbers.get("STACK", 0), shared, dict(matrix))
+    return Usage(numbers["REG"], spills, 0, stack, shared, dict(matrix))
 
 
 def _matrix_kind(name: str) -> str:

@@ -113,7 +113,7 @@ def variant(build: Build) -> str:
 def table(reports: Iterable[Report]) -> str:
     """The reports as aligned text, one line each."""
     head = ("kernel", "variant", "target", "regs", "spills", "sgpr", "stack", "shared", "matrix", "")
-    rows = [head]
+    rows: list[tuple[str, ...]] = [head]
     for report in reports:
         name = (report.kernel, report.variant, report.target)
         if report.usage is None:
@@ -133,7 +133,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """The command line; the exit status."""
     options = _parser().parse_args(arguments)
     if interpreted():
-        sys.stderr.write("TRITON_INTERPRET is set: nothing can be compiled. Unset it and try again." + "\n")
+        sys.stderr.write("TRITON_INTERPRET is set: nothing can be compiled. Unset it and try again.\n")
         return 2
     started = time.monotonic()
     models = tuple(model for model in MODELS if not options.model or model.name in options.model)
@@ -141,13 +141,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     reports = compile_all(wanted, options.target or list(TARGETS), options.jobs)
     faults = [report for report in reports if report.fault]
     if options.json:
-        print(json.dumps([{**asdict(report), "fault": report.fault} for report in reports], indent=1))
+        text = json.dumps([{**asdict(report), "fault": report.fault} for report in reports], indent=1)
     else:
-        print(table(reports))
         seconds = time.monotonic() - started
-        print(f"\n{len(reports)} binaries of {len(wanted)} builds in {seconds:.0f} s, {len(faults)} at fault")
+        count = f"{len(reports)} binaries of {len(wanted)} builds in {seconds:.0f} s, {len(faults)} at fault"
+        text = f"{table(reports)}\n\n{count}"
+    sys.stdout.write(text + "\n")
     for report in faults:
-        sys.stderr.write(f"{report.kernel} ({report.variant}) on {report.target}: {report.fault}" + "\n")
+        sys.stderr.write(f"{report.kernel} ({report.variant}) on {report.target}: {report.fault}\n")
     return 1 if faults or not reports else 0
 
 

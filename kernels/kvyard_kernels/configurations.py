@@ -44,6 +44,7 @@ class ModelShape:
     activation: str = "silu"
     window: int = 0
     block_size: int = 16
+    dtypes: tuple[torch.dtype, ...] = DTYPES
 
 
 MODELS = (
@@ -62,8 +63,8 @@ MODELS = (
     ModelShape("qwen3-8b", 32, 8, 128, 4096, 12288, 151936, head_norm=True),
     ModelShape("gemma-3-1b", 4, 1, 256, 1152, 6912, 262144, head_norm=True, activation="gelu_tanh", window=512),
     ModelShape("gemma-3-4b", 8, 4, 256, 2560, 10240, 262208, head_norm=True, activation="gelu_tanh", window=1024),
-    ModelShape("smollm2-135m, blocks of 32", 9, 3, 64, 576, 1536, 49152, block_size=32),
-    ModelShape("smollm2-135m, blocks of 544", 9, 3, 64, 576, 1536, 49152, block_size=544),
+    ModelShape("blocks of 32", 9, 3, 64, 576, 1536, 49152, block_size=32, dtypes=DTYPES[:1]),
+    ModelShape("blocks of 544", 9, 3, 64, 576, 1536, 49152, block_size=544, dtypes=DTYPES[:1]),
 )
 
 
@@ -88,11 +89,11 @@ class Build:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def builds(models: tuple[ModelShape, ...] = MODELS, dtypes: tuple[torch.dtype, ...] = DTYPES) -> list[Build]:
+def builds(models: tuple[ModelShape, ...] = MODELS) -> list[Build]:
     """The distinct builds that serving these models needs, each with its users."""
     found: dict[str, Build] = {}
     for model in models:
-        for dtype in dtypes:
+        for dtype in model.dtypes:
             for launch in launches(model, dtype):
                 build = _build(launch)
                 found.setdefault(build.key, build).users.append(f"{model.name} {TYPE_NAMES[dtype]}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Literal
 
@@ -40,12 +41,16 @@ def backend_maker(device: Literal["cpu", "cuda"]) -> Maker:
     maker = _cuda_maker()
     if maker is None:
         raise BackendError(
-            "this installation has no CUDA backend",
-            "start with --device cpu",
+            "the CUDA backend needs Triton, which is not installed",
+            "install triton, or start with --device cpu",
         )
     return maker
 
 
 def _cuda_maker() -> Maker | None:
-    """The CUDA backend, where the installation has one."""
-    return None
+    """The CUDA backend, where the installation can run its kernels (Triton is made for Linux alone)."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from kvyard.engine.backends.cuda import CudaBackend
+
+    return CudaBackend
