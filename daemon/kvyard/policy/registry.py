@@ -6,13 +6,13 @@ Built-in policies are found exactly as third-party ones are. Whatever a plugin d
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kvyard.policy.base import API, KINDS, AdmissionPolicy, Discipline, Kind, Policy, PreemptionPolicy, PrefillPolicy
 from kvyard.policy.discovery import GROUPS, Discovery, Offer, discover
+from kvyard.policy.generations import import_generation
 from kvyard.policy.params import ParamError, Value
 from kvyard.policy.reading import read_source
 
@@ -154,9 +154,8 @@ def _offer(found: Discovery, kind: str, name: str) -> Offer:
 
 def _imported(offer: Offer) -> object:
     """The object that the entry point names. A plugin's module may fail in any way, SystemExit included."""
-    importlib.invalidate_caches()
     try:
-        found: Any = importlib.import_module(offer.module)
+        found: Any = import_generation(offer.module)
         for part in offer.attribute.split("."):
             found = getattr(found, part)
     except KeyboardInterrupt:
