@@ -186,6 +186,7 @@ def test_whatever_the_policies_do_the_core_keeps_its_promises(limits: Limits, se
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(600)
 @settings(max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(limits=LIMITS, seed=st.integers(0, 2**32))
 def test_the_same_for_long(limits: Limits, seed: int) -> None:
