@@ -13,9 +13,8 @@ from __future__ import annotations
 import numpy as np
 from numba import njit
 
-from kvyard_kernels.cpu_math import exponential
 from kvyard_kernels.cpu_memory import double_bits, f32, i32, i64, narrow, take
-from kvyard_kernels.cpu_tiles import score_tile, value_tile
+from kvyard_kernels.cpu_tiles import exponential_tile, score_tile, value_tile
 
 PARAMETERS = (
     "counter", "lane", "items", "tiles", "starts", "lengths", "tables", "table_stride", "q", "heads", "kv_heads",
@@ -37,42 +36,43 @@ _value_4x4h, _value_3x4h, _value_1x4h, _value_1x1h = (
 
 
 @njit
+def _together(left: int) -> int:
+    """How many of `left` query rows are scored at once."""
+    return 12 if left >= 12 else min(left, 4)
+
+
+@njit
 def _score(rows: int, q: int, keys: int, stride: int, width: int, out: int, out_stride: int, bf16: int) -> None:
     """Scores of `rows` queries against 16 keys; any split of the rows gives the same bits."""
     row = 0
     while row < rows:
-        left = rows - row
+        count = _together(rows - row)
         at, to = q + row * width * 4, out + row * out_stride * 4
-        if left >= 12:
+        if count == 12:
             if bf16:
                 _score_12h(at, keys, stride, width, to, out_stride)
             else:
                 _score_12(at, keys, stride, width, to, out_stride)
-            row += 12
-        elif left >= 4:
+        elif count == 4:
             if bf16:
                 _score_4h(at, keys, stride, width, to, out_stride)
             else:
                 _score_4(at, keys, stride, width, to, out_stride)
-            row += 4
-        elif left == 3:
+        elif count == 3:
             if bf16:
                 _score_3h(at, keys, stride, width, to, out_stride)
             else:
                 _score_3(at, keys, stride, width, to, out_stride)
-            row += 3
-        elif left == 2:
+        elif count == 2:
             if bf16:
                 _score_2h(at, keys, stride, width, to, out_stride)
             else:
                 _score_2(at, keys, stride, width, to, out_stride)
-            row += 2
+        elif bf16:
+            _score_1h(at, keys, stride, width, to, out_stride)
         else:
-            if bf16:
-                _score_1h(at, keys, stride, width, to, out_stride)
-            else:
-                _score_1(at, keys, stride, width, to, out_stride)
-            row += 1
+            _score_1(at, keys, stride, width, to, out_stride)
+        row += count
 
 
 @njit
@@ -116,51 +116,48 @@ def _weigh(
         row += take_rows
 
 
+@njit(fastmath={"nnan", "nsz", "reassoc"})
+def _largest(row: int, first: int, end: int) -> float:
+    """The largest of some scores; the order of a maximum does not matter, so vectors may be used."""
+    scores = f32(row, end)
+    largest = _MINUS_INFINITY
+    for j in range(first, end):
+        largest = max(largest, scores[j])
+    return largest
+
+
 @njit
-def _softmax(scores: int, first: int, end: int, span: int, sums: int) -> float:
+def _softmax(scores: int, first: int, end: int, span: int) -> float:
     """Scores to weights in place: `exp(score - max)` for keys in `[first, end)`, 0 outside; their sum.
 
-    `span` is the length of the row, a multiple of 16, so that all keys run through whole vectors; the sum
-    is taken in 16 lanes by key and then over the lanes, which is the same order for every caller.
+    `span` is the length of the row, a multiple of 16, so that all keys run through whole vectors.
     """
     row = f32(scores, span)
     for j in range(first):
         row[j] = _MINUS_INFINITY
     for j in range(end, span):
         row[j] = _MINUS_INFINITY
-    largest = _MINUS_INFINITY
-    for j in range(first, end):
-        largest = max(largest, row[j])
-    lanes = f32(sums, 16)
-    for lane in range(16):
-        lanes[lane] = np.float32(0.0)
-    for j in range(0, span, 16):
-        part = f32(scores + j * 4, 16)
-        for lane in range(16):
-            weight = exponential(part[lane] - largest)
-            part[lane] = weight
-            lanes[lane] += weight
-    total = np.float32(0.0)
-    for lane in range(16):
-        total += lanes[lane]
-    return total
+    return exponential_tile(scores, _largest(scores, first, end), span // 16)
 
 
 @njit
 def _gather_queries(
-    q: int, target: int, token: int, tokens: int, kv_head: int, heads: int, group: int, width: int, scale: float
+    q: int, target: int, token: int, rows: int, kv_head: int, heads: int, group: int, width: int, scale: float
 ) -> None:
-    """The tile's queries, scaled, as `[tokens * group, width]`."""
-    out = f32(target, tokens * group * width)
-    at = 0
-    for j in range(tokens):
-        given = f32(q + ((token + j) * heads + kv_head * group) * width * 4, group * width)
-        for i in range(group * width):
-            out[at] = given[i] * scale
-            at += 1
+    """The tile's queries, scaled, in the sets that `_score` takes together: each `[width, rows of the set]`."""
+    begin = 0
+    while begin < rows:
+        count = _together(rows - begin)
+        out = f32(target + begin * width * 4, count * width)
+        for r in range(count):
+            head = (token + (begin + r) // group) * heads + kv_head * group + (begin + r) % group
+            given = f32(q + head * width * 4, width)
+            for i in range(width):
+                out[i * count + r] = given[i] * scale
+        begin += count
 
 
-@njit
+@njit(error_model="numpy")
 def _tile(p: int, item: int, scratch: int) -> None:
     """One tile: `tokens` consecutive queries of one sequence, all query heads of one key/value head."""
     a = i64(p, 26)
@@ -181,7 +178,7 @@ def _tile(p: int, item: int, scratch: int) -> None:
     queries = scratch + 64
     sums = queries + tile_rows * width * 4
     scores = sums + tile_rows * value_width * 4
-    _gather_queries(a[8], queries, token, tokens, kv_head, heads, group, width, np.float32(double_bits(a[19])))
+    _gather_queries(a[8], queries, token, rows, kv_head, heads, group, width, np.float32(double_bits(a[19])))
     table = i32(a[6] + row * a[7] * 4, last_block + 1)
     size = 2 if bf16 else 4
     head_keys, head_values = a[12] + kv_head * a[15] * size, a[13] + kv_head * a[15] * size
@@ -197,7 +194,7 @@ def _tile(p: int, item: int, scratch: int) -> None:
     for r in range(rows):
         here = position + r // group
         first = max(0, here - window + 1) if window > 0 else 0
-        totals[r] = _softmax(scores + r * span * 4, first - origin, here + 1 - origin, span - 16, scratch)
+        totals[r] = _softmax(scores + r * span * 4, first - origin, here + 1 - origin, span - 16)
     for b in range(first_block, last_block + 1):
         values = head_values + np.int64(table[b]) * a[14] * size
         count = min(block_size, high - b * block_size)

@@ -27,5 +27,5 @@ def exponential(x: float) -> float:
     power = np.floor(bounded * _LOG2_E + np.float32(0.5))
     r = bounded - power * _LN2_HIGH - power * _LN2_LOW
     value = _ONE + r * (_ONE + r * (_C2 + r * (_C3 + r * (_C4 + r * (_C5 + r * _C6)))))
-    scale = float_bits((np.int32(power) + np.int32(127)) << np.int32(23))
+    scale = float_bits(np.int32((np.int32(power) + np.int32(127)) << np.int32(23)))
     return value * scale if x >= _FLOOR else np.float32(0.0)

@@ -2,6 +2,9 @@
 
 Each reads and writes bfloat16 or float32 as its flags say and computes in float32, so a kernel is compiled
 once for all types. A row never sees another, so results do not depend on the size of the step.
+
+Where something is divided, numba's default of raising on zero is switched off: the test would keep the loop
+from using vectors (measured: 6 us for a row of 1,536 gates with it, under 1 us without).
 """
 
 from __future__ import annotations
@@ -30,7 +33,7 @@ def _squares(row: int, width: int) -> float:
     return total
 
 
-@njit
+@njit(error_model="numpy")
 def _normalise(source: int, weight: int, target: int, width: int, eps: float) -> None:
     scale = np.float32(1.0) / np.sqrt(_squares(source, width) / np.float32(width) + np.float32(eps))
     values, factors, out = f32(source, width), f32(weight, width), f32(target, width)
@@ -58,7 +61,7 @@ def norm(p: int) -> None:
         begin = take(p) * batch
 
 
-@njit(fastmath={"contract"})
+@njit(fastmath={"contract"}, error_model="numpy")
 def _silu_times(gate: int, up: int, width: int) -> None:
     gates, ups = f32(gate, width), f32(up, width)
     for i in range(width):
@@ -66,7 +69,7 @@ def _silu_times(gate: int, up: int, width: int) -> None:
         gates[i] = g / (np.float32(1.0) + exponential(-g)) * ups[i]
 
 
-@njit(fastmath={"contract"})
+@njit(fastmath={"contract"}, error_model="numpy")
 def _gelu_times(gate: int, up: int, width: int) -> None:
     """tanh form: `0.5 g (1 + tanh z) = g / (1 + exp(-2 z))`, z = sqrt(2 / pi) (g + 0.044715 g^3)."""
     gates, ups = f32(gate, width), f32(up, width)

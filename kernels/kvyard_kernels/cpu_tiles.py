@@ -1,16 +1,18 @@
-"""The two inner loops of CPU attention, written as vector code: scores of 16 keys, and a weighted sum of values.
+"""The inner loops of CPU attention, written as vector code: scores of 16 keys, their exp, weighted sums of values.
 
-Both keep their sums in registers, which a compiler does not manage to do with arrays. They are generated for
-a fixed number of query rows; a row's own chain of multiply-adds is the same whatever that number is, which
-is what makes a row's result independent of its neighbours. Vectors of 16 float32 are split by the compiler
-where the machine's registers are narrower.
+They keep their sums in registers, which a compiler does not manage to do with arrays. The first and the last
+are generated for a fixed number of query rows; a row's own chain of multiply-adds is the same whatever that
+number is, which is what makes a row's result independent of its neighbours. Vectors of 16 float32 are split by
+the compiler where the machine's registers are narrower.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -31,8 +33,6 @@ class _Emit:
 
     def __init__(self, builder: Any) -> None:
         self.builder = builder
-        signature = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-        self._fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fma.v{LANES}f32")
 
     def offset(self, address: Any, count: Any, size: int) -> Any:
         """`address + count * size`."""
@@ -60,7 +60,7 @@ class _Emit:
         return self.builder.shuffle_vector(first, ir.Constant(_VECTOR, ir.Undefined), mask)
 
     def fma(self, a: Any, b: Any, c: Any) -> Any:
-        return self.builder.call(self._fma, [a, b, c])
+        return self.call("llvm.fma", a, b, c)
 
     def accumulators(self, count: int) -> list[Any]:
         """Stack places that the compiler turns into registers, set to zero."""
@@ -69,12 +69,69 @@ class _Emit:
             self.builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
         return places
 
+    def call(self, name: str, *operands: Any) -> Any:
+        """An LLVM intrinsic over vectors, such as `llvm.floor`."""
+        signature = ir.FunctionType(_VECTOR, [_VECTOR] * len(operands))
+        function = cgutils.get_or_insert_function(self.builder.module, signature, f"{name}.v{LANES}f32")
+        return self.builder.call(function, operands)
+
+    def exponential(self, x: Any) -> Any:
+        """`cpu_math.exponential` of 16 values at once, step by step the same."""
+        b = self.builder
+        above = b.fcmp_ordered(">=", x, _spread(-87.0))
+        bounded = self.call("llvm.minnum", self.call("llvm.maxnum", x, _spread(-87.0)), _spread(88.0))
+        power = self.call("llvm.floor", self.call("llvm.fma", bounded, _spread(math.log2(math.e)), _spread(0.5)))
+        r = self.call("llvm.fma", power, _spread(-0.693359375), bounded)
+        r = self.call("llvm.fma", power, _spread(2.12194440e-4), r)
+        value = _spread(1 / 720)
+        for coefficient in (1 / 120, 1 / 24, 1 / 6, 1 / 2, 1.0, 1.0):
+            value = self.call("llvm.fma", value, r, _spread(coefficient))
+        integers = ir.VectorType(_I32, LANES)
+        biased = b.add(b.fptosi(power, integers), ir.Constant(integers, [127] * LANES))
+        scale = b.bitcast(b.shl(biased, ir.Constant(integers, [23] * LANES)), _VECTOR)
+        return b.select(above, b.fmul(value, scale), _spread(0.0))
+
+
+def _spread(value: float) -> Any:
+    """A constant in all lanes, rounded to float32 as LLVM wants its constants."""
+    return ir.Constant(_VECTOR, [float(np.float32(value))] * LANES)
+
+
+@intrinsic
+def exponential_tile(typing_context: Any, scores: Any, largest: Any, vectors: Any) -> Any:
+    """`(scores, largest, vectors)`: `exp(score - largest)` in place for `vectors * 16` float32; their sum.
+
+    The sum is taken in 16 lanes and then over the lanes in order, so it depends on the scores alone. Minus
+    infinity becomes 0.
+    """
+
+    def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        scores, largest, vectors = args
+        emit = _Emit(builder)
+        (total,) = emit.accumulators(1)
+        empty = ir.Constant(_VECTOR, ir.Undefined)
+        first = builder.insert_element(empty, largest, ir.Constant(_I32, 0))
+        most = builder.shuffle_vector(first, empty, ir.Constant(ir.VectorType(_I32, LANES), [0] * LANES))
+        with cgutils.for_range(builder, vectors) as loop:
+            at = emit.offset(scores, loop.index, 4 * LANES)
+            weights = emit.exponential(builder.fsub(emit.load(at, False), most))
+            emit.store(weights, at)
+            builder.store(builder.fadd(builder.load(total), weights), total)
+        lanes = builder.load(total)
+        result = ir.Constant(_F32, 0.0)
+        for lane in range(LANES):
+            result = builder.fadd(result, builder.extract_element(lanes, ir.Constant(_I32, lane)))
+        return result
+
+    return types.float32(types.int64, types.float32, types.int64), codegen
+
 
 def score_tile(rows: int, bf16: bool) -> Callable[..., Any]:
-    """An intrinsic `(q, keys, key_stride, width, out, out_stride)`: `out[r, lane] = sum_d q[r, d] * keys[d, lane]`.
+    """An intrinsic `(q, keys, key_stride, width, out, out_stride)`: `out[r, lane] = sum_d q[d, r] * keys[d, lane]`.
 
-    `q` float32 `[rows, width]`, `keys` `[width, key_stride]` of which 16 lanes are read, `out` float32
-    `[rows, out_stride]` of which 16 lanes are written. Addresses and counts are int64, strides in elements.
+    `q` float32 `[width, rows]`, so that one address serves all rows; `keys` `[width, key_stride]` of which 16
+    lanes are read, `out` float32 `[rows, out_stride]` of which 16 are written. Addresses and counts are int64,
+    strides in elements.
     """
     size = 2 if bf16 else 4
 
@@ -86,9 +143,10 @@ def score_tile(rows: int, bf16: bool) -> Callable[..., Any]:
             sums = emit.accumulators(rows)
             with cgutils.for_range(builder, width) as loop:
                 column = emit.load(emit.offset(keys, builder.mul(loop.index, key_stride), size), bf16)
+                line = emit.offset(q, loop.index, 4 * rows)
                 for r, place in enumerate(sums):
-                    at = builder.add(builder.mul(width, ir.Constant(_I64, r)), loop.index)
-                    builder.store(emit.fma(emit.spread(emit.offset(q, at, 4)), column, builder.load(place)), place)
+                    factor = emit.spread(builder.add(line, ir.Constant(_I64, 4 * r)))
+                    builder.store(emit.fma(factor, column, builder.load(place)), place)
             for r, place in enumerate(sums):
                 target = emit.offset(out, builder.mul(out_stride, ir.Constant(_I64, r)), 4)
                 emit.store(builder.load(place), target)
