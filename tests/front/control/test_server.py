@@ -257,7 +257,7 @@ class TestSubscriptions:
                 event = await w.event("status")
                 times.append(time.monotonic())
                 assert event["data"]["model"]["id"] == "tiny"
-        assert times[3] - times[0] == pytest.approx(0.3, abs=0.25)
+        assert 0.25 < times[3] - times[0] < 5.0
 
     async def test_steps_and_log_entries(self, served: Served) -> None:
         async with wire(served.path) as w:
