@@ -3,8 +3,9 @@
 A trace is a JSON object: `config` (limits of the scheduler), `requests`, and `steps`, each with what was
 scheduled in order, what was sampled, prefix hits at first admission, and who was preempted and finished. A step
 of the trace is a step of the core; `step_seconds` of `config` (default 1) is what each takes, for policies that
-look at the clock. `order` and `long_prefill_threshold` go to the policies that have such parameters, `params`
-of `config` to each kind's policy by name.
+look at the clock, or `step_cost` with `base`, `decode`, `prompt` and `copy` in seconds. `order` and
+`long_prefill_threshold` go to the policies that have such parameters, `params` of `config` to each kind's policy
+by name. A request makes `output_len` tokens, or stops after `stop_after`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from kvyard.core.plan import Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import NeverFits, Scheduler
 from kvyard.policy.params import Value
 from kvyard.sim import disciplines
+from kvyard.sim.cost import StepCost, copied_blocks
 from kvyard.sim.disciplines import Changes
 
 TOKEN = 7
@@ -69,14 +71,12 @@ def replay(
     except (KeyError, TypeError) as error:
         raise TraceError(f"the trace lacks or misstates {error}") from error
     arrivals.sort(key=lambda item: item[0])
-    names = [str(request["id"]) for request in trace["requests"]]
-    second = float(trace["config"].get("step_seconds", 1.0))
+    player = _Player(trace, scheduler)
     equal, first = 0, None
     for number, expected in enumerate(trace["steps"]):
         while arrivals and arrivals[0][0] <= number:
-            _add(scheduler, arrivals.pop(0)[1], names)
-        found = _step(scheduler, number * second, second, names)
-        difference = _difference(expected, found)
+            player.add(arrivals.pop(0)[1])
+        difference = _difference(expected, player.step())
         equal += difference is None
         if difference is not None and first is None:
             first = {"step": number, **difference}
@@ -119,29 +119,44 @@ def _spec(number: int, request: Mapping[str, Any], config: Mapping[str, Any]) ->
     return at, spec
 
 
-def _add(scheduler: Scheduler, spec: SequenceSpec, names: list[str]) -> None:
-    try:
-        scheduler.add(spec)
-    except NeverFits as error:
-        raise TraceError(f"request {names[spec.id - 1]} can never be served: it {error}") from error
+class _Player:
+    """Drives the core step by step, in the trace's terms."""
 
+    def __init__(self, trace: Mapping[str, Any], scheduler: Scheduler) -> None:
+        config, requests = trace["config"], trace["requests"]
+        self._scheduler = scheduler
+        self._names = [str(request["id"]) for request in requests]
+        lengths = [request.get("stop_after", request["output_len"]) for request in requests]
+        self._outputs = np.array([0, *lengths], np.int64)
+        constant = {"base": float(config.get("step_seconds", 1.0)), "decode": 0.0, "prompt": 0.0}
+        self._cost = StepCost(**{"context": 0.0, **config.get("step_cost", constant)})
+        self._now = 0.0
 
-def _step(scheduler: Scheduler, now: float, second: float, names: list[str]) -> dict[str, Any]:
-    """One step of the core, in the trace's terms."""
-    plan = scheduler.schedule(now)
-    sampled = plan.ids[plan.samples]
-    committed = scheduler.commit(plan, np.full(len(sampled), TOKEN, np.int32), np.zeros(len(sampled), np.bool_))
-    parts = scheduler.take_record_parts()
-    if not plan.idle:
-        scheduler.observe(parts.decode_tokens, parts.prompt_tokens, second)
-    return {
-        "scheduled": [(names[id - 1], n) for id, n in zip(plan.ids.tolist(), plan.granted.tolist(), strict=True)],
-        "sampled": [names[id - 1] for id in committed.ids.tolist()],
-        "cached": {names[entry.id - 1]: entry.cached for entry in plan.admitted if not entry.resumed},
-        "resumed": _resumed(plan, names),
-        "preempted": sorted(names[entry.id - 1] for entry in parts.preempted),
-        "finished": sorted(names[id - 1] for id, _ in committed.finished),
-    }
+    def add(self, spec: SequenceSpec) -> None:
+        try:
+            self._scheduler.add(spec)
+        except NeverFits as error:
+            raise TraceError(f"request {self._names[spec.id - 1]} can never be served: it {error}") from error
+
+    def step(self) -> dict[str, Any]:
+        scheduler, names = self._scheduler, self._names
+        plan = scheduler.schedule(self._now)
+        ids = plan.ids[plan.samples]
+        stop = scheduler.generated(plan.slots[plan.samples]) + 1 >= self._outputs[ids]
+        committed = scheduler.commit(plan, np.full(len(ids), TOKEN, np.int32), stop)
+        parts = scheduler.take_record_parts()
+        spent = self._cost.seconds(plan, parts.decode_tokens, parts.prompt_tokens)
+        self._now += spent
+        if not plan.idle:
+            scheduler.observe(parts.decode_tokens, parts.prompt_tokens, spent, copied_blocks(plan))
+        return {
+            "scheduled": [(names[id - 1], n) for id, n in zip(plan.ids.tolist(), plan.granted.tolist(), strict=True)],
+            "sampled": [names[id - 1] for id in committed.ids.tolist()],
+            "cached": {names[entry.id - 1]: entry.cached for entry in plan.admitted if not entry.resumed},
+            "resumed": _resumed(plan, names),
+            "preempted": sorted(names[entry.id - 1] for entry in parts.preempted),
+            "finished": sorted(names[id - 1] for id, _ in committed.finished),
+        }
 
 
 def _resumed(plan: Plan, names: list[str]) -> dict[str, int]:
