@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from textual.widgets import Button, OptionList
 
-from tests.tui.screen import allow_changes, text, until, until_text, watched
+from tests.tui.screen import allow_changes, assert_whole, text, until, until_text, watched
 from tests.tui.yard import quarantined
 
 CHANGING_KEYS = "xmcPDR"
@@ -68,10 +68,21 @@ async def test_swap_lists_what_is_installed_and_what_is_broken() -> None:
         await pilot.press("x")
         await until_text(app, pilot, "needs API 2.0, this is 1.0")
         screen = text(app)
-        for part in ("Swap a policy", "vllm-aging             in charge", "sarathi", "yard-broken 0.1"):
+        for part in ("Swap a policy", "* discipline  vllm-aging           in charge", "sarathi", "yard-broken 0.1"):
             assert part in screen, f"{part!r} is not on screen:\n{screen}"
         options = app.screen.query_one(OptionList)
         assert options.get_option("admission/lottery").disabled
+
+
+@pytest.mark.parametrize("size", [(40, 12), (60, 14), (80, 24), (200, 60)])
+@pytest.mark.parametrize("key", ["x", "m", "D", "w"])
+async def test_dialogs_show_their_buttons_at_every_size(size: tuple[int, int], key: str) -> None:
+    async with watched(size, readonly=key == "w") as (_, app, pilot):
+        await pilot.press(key)
+        await until(pilot, lambda: len(app.screen_stack) == 2)
+        await pilot.pause(0.2)
+        assert "Cancel   " in text(app).split("? Help")[0], text(app)
+        assert_whole(app)
 
 
 async def test_swap_enter_alone_ends_in_cancel() -> None:
@@ -173,7 +184,7 @@ async def test_a_parameter_says_what_it_accepts_and_whether_it_is_live() -> None
     async with watched((100, 30), readonly=False) as (_, app, pilot):
         await pilot.press("m")
         await until_text(app, pilot, "rate: number, at least 0, at most 10, per second. Gain of priority.")
-        assert "chunk = 512  fixed until a swap" in text(app)
+        assert "chunk = 512  (vllm)  fixed until a swap" in text(app)
         assert app.screen.query_one(OptionList).get_option("prefill/chunk").disabled
 
 

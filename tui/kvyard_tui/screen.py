@@ -137,7 +137,8 @@ class MainScreen(Screen[None]):
         """Draw what changed, in the parts that are seen."""
         for panel in self.query(Panel):
             panel.show(shown)
-        self.table.show(shown)
+        for table in self.query(RequestTable):  # there is none yet at the start, and none any more at the end
+            table.show(shown)
 
     def _small(self, shown: Shown, width: int) -> list[Line]:
         return too_small(self.size.width, self.size.height)

@@ -31,6 +31,9 @@ Dialog Button { height: 1; min-width: 10; border: none; margin-left: 2; backgrou
 Dialog Button:focus { background: $primary; color: $background; text-style: bold; }
 Dialog Button.-error:focus { background: $error; color: $background; }
 Dialog Button:disabled { text-style: dim; }
+Dialog.-short #about, Dialog.-short #prompt { display: none; }
+Dialog.-short OptionList { max-height: 3; text-wrap: nowrap; text-overflow: ellipsis; }
+Dialog.-short #buttons { margin-top: 0; }
 .-ascii Dialog > #box { border: ascii $primary; }
 Reading.-large > #box { width: 96%; height: 94%; }
 """
@@ -48,6 +51,7 @@ class Caller(Protocol):
 class Dialog(ModalScreen[Result]):
     """A box over the screen; leaving it with Escape gives None."""
 
+    VERTICAL_BREAKPOINTS = [(0, "-short"), (22, "-roomy")]
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "leave", "Cancel"),
         Binding("left", "app.focus_previous", "Previous button", show=False),

@@ -51,7 +51,7 @@ class ParamsDialog(ChangeDialog):
         for key, (kind, name, value) in self._known.items():
             spec = self._specs.get(key)
             fixed = spec is not None and spec.change != "live"
-            text = f"{fit(kind, 11)} {fit(self._names[kind], 20)} {name} = {fmt.value(value)}"
+            text = f"{fit(kind, 11)} {name} = {fmt.value(value)}  ({self._names[kind]})"
             choices.add_option(
                 Option(clean(f"{text}  fixed until a swap" if fixed else text), id=key, disabled=fixed)
             )

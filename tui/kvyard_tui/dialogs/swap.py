@@ -111,7 +111,7 @@ def option_text(row: PolicyRow) -> str:
     """One line of the list."""
     mark = "in charge" if row.active else ""
     tail = f"! {row.problem}" if row.problem else mark
-    return clean(f"{fit(row.kind, 11)} {fit(row.name, 22)} {tail}").rstrip()
+    return clean(f"{'*' if row.active else ' '} {fit(row.kind, 11)} {fit(row.name, 20)} {tail}").rstrip()
 
 
 def _order(row: PolicyRow) -> tuple[int, str]:
