@@ -83,7 +83,16 @@ class CudaBackend:
         """See `Backend.forward`."""
         with torch.inference_mode():
             moved = replace(batch, logit_rows=batch.logit_rows.to(self._device, non_blocking=True))
-            return self._decoder.forward(moved).float().cpu()
+            return self._to_host(self._decoder.forward(moved).float())
+
+    def _to_host(self, logits: Tensor) -> Tensor:
+        """Through pinned memory, which torch keeps for the next step: pageable memory would be copied twice."""
+        if logits.device.type == "cpu":
+            return logits
+        host = torch.empty(logits.shape, dtype=logits.dtype, pin_memory=True)
+        host.copy_(logits, non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        return host
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See `Backend.copy_blocks`; a block is one piece of memory over all layers."""
