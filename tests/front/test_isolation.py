@@ -5,13 +5,16 @@ from __future__ import annotations
 from kvyard.front.generation import LiveGeneration
 from kvyard.front.isolation import CLEARED_AFTER
 from kvyard.link.messages import Cancel, Reply
+from kvyard.link.progress import EnginePhase
 
 from tests.front.yard import Yard, death, info, job, outputs
 
 
-def killed(yard: Yard, *ids: int, returncode: int = -11, hang: str | None = None) -> list[int]:
+def killed(
+    yard: Yard, *ids: int, returncode: int = -11, hang: str | None = None, phase: EnginePhase = EnginePhase.MODEL
+) -> list[int]:
     """The engine dies with these in its step and another comes up; what that one is given."""
-    yard.serving.engine_down(death(ids, returncode, hang))
+    yard.serving.engine_down(death(ids, returncode, hang, phase))
     yard.sent.clear()
     yard.serving.engine_up(info())
     return yard.taken()
@@ -67,7 +70,25 @@ def test_a_hang_in_a_policy_is_not_the_requests_fault() -> None:
     yard = Yard()
     yard.serving.submit(job())
     for _ in range(5):
-        assert killed(yard, 1, returncode=-9, hang="policy admission/stuck did not return for 1.6 s") == [1]
+        hang = "policy admission/stuck did not return for 1.6 s"
+        assert killed(yard, 1, returncode=-9, hang=hang, phase=EnginePhase.POLICY) == [1]
+
+
+def test_a_policy_that_crashes_the_engine_is_not_the_requests_fault() -> None:
+    yard = Yard()
+    yard.serving.submit(job())
+    for _ in range(5):
+        assert killed(yard, 1, returncode=-11, phase=EnginePhase.POLICY) == [1]
+
+
+def test_whom_a_death_speaks_against() -> None:
+    policy = EnginePhase.POLICY
+    assert death((1,), -11, None, policy).policy_at_fault == "admission/x"
+    assert death((1,), 3, None, policy).policy_at_fault == "admission/x"
+    assert death((1,), -9, "policy admission/x did not return for 1.6 s", policy).policy_at_fault == "admission/x"
+    assert death((1,), -9, "lost its link (end of file)", policy).policy_at_fault is None
+    assert death((1,), -9, None, policy).policy_at_fault is None, "a kill from outside is nobody's fault"
+    assert death((1,), -11, None, EnginePhase.MODEL).policy_at_fault is None
 
 
 def test_a_hang_in_the_model_is() -> None:

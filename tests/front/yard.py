@@ -63,9 +63,14 @@ def outputs(
     )
 
 
-def death(ids: tuple[int, ...], returncode: int = -signal.SIGSEGV, hang: str | None = None) -> EngineDeath:
-    """An engine that died in the model with these sequences in its step."""
-    seen = Progress(1, EnginePhase.MODEL, 0, 5, 0, "", ids)
+def death(
+    ids: tuple[int, ...],
+    returncode: int = -signal.SIGSEGV,
+    hang: str | None = None,
+    phase: EnginePhase = EnginePhase.MODEL,
+) -> EngineDeath:
+    """An engine that died in that phase with these sequences in its step."""
+    seen = Progress(1, phase, 0, 5, 0, "admission/x", ids)
     return EngineDeath(returncode, seen, ready=True, oom=False, hang=hang, stack="")
 
 

@@ -7,6 +7,7 @@ the whole discipline with it, since its parts were chosen for one another.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ from kvyard.core.checks import (
     PlainVictims,
     admission_traits,
     order_key,
+    plain_decision,
     plain_mapping,
     shares,
 )
@@ -32,6 +34,8 @@ from kvyard.policy.decisions import Cause, Shape
 __all__ = ["Advice", "Exit", "PolicySet", "builtin_set"]
 
 T = TypeVar("T")
+REMEMBERED = 12
+"""Decisions that an exit record tells of."""
 
 
 @dataclass(slots=True)
@@ -47,6 +51,8 @@ class Exit:
     snapshot: dict[str, Any]
     dump: dict[str, Any]
     exported: dict[str, Any]
+    decisions: list[dict[str, Any]]
+    """The last ones of its kind, oldest first."""
     with_it: tuple[str, ...] = ()
     """`kind/name` of the other parts of its discipline, which went with it."""
 
@@ -69,6 +75,7 @@ class Advice:
         self._last_shape: Shape | None = None
         self._last_admission: PlainAdmission | None = None
         self._last_victims: PlainVictims | None = None
+        self._decisions: deque[tuple[int, Kind, str, object]] = deque(maxlen=REMEMBERED * len(KINDS))
         self.traits = self.read_traits(policies)
 
     # ---- the calls ------------------------------------------------------------------------------------------
@@ -102,9 +109,18 @@ class Advice:
         """Where `seq` waits. Only where the policy has a key."""
         return self._ask("admission", "key", order_key, seq.view)
 
+    def examine_keys(self) -> None:
+        """After keys were asked for: whether the admission policy did anything else meanwhile."""
+        try:
+            self.guard.examine("admission")
+        except Fault as fault:
+            self.eject(fault)
+
     def _ask(self, kind: Kind, method: str, check: Callable[[Any], T], *args: object) -> T:
         try:
-            return self.guard.call(kind, self.policies.get(kind), method, check, *args)
+            decision = self.guard.call(kind, self.policies.get(kind), method, check, *args)
+            self._decisions.append((self._ledger.step, kind, method, decision))
+            return decision
         except Fault as fault:
             self.eject(fault)
             return check(getattr(self.policies.get(kind), method)(*args))
@@ -192,6 +208,7 @@ class Advice:
         self.policies = old.replaced(changes, {}, whole)
         self.traits = self.read_traits(self.policies)
         self.exits.append(self._exit_of(fault, old, gone))
+        self._decisions = deque((d for d in self._decisions if d[1] not in gone), maxlen=self._decisions.maxlen)
         for kind in gone:
             self.guard.forgive(kind)
         self.order_changed = self.order_changed or "admission" in gone
@@ -208,8 +225,16 @@ class Advice:
             snapshot=self.describe(),
             dump=self._last_words(fault.kind, policy, "dump"),
             exported=self._last_words(fault.kind, policy, "export_state"),
+            decisions=self._last_decisions(fault.kind),
             with_it=tuple(f"{kind}/{old.name(kind)}" for kind in gone if kind != fault.kind),
         )
+
+    def _last_decisions(self, kind: Kind) -> list[dict[str, Any]]:
+        mine = [(step, method, value) for step, of, method, value in self._decisions if of == kind]
+        return [
+            {"step": step, "call": method, "answer": plain_decision(value)}
+            for step, method, value in mine[-REMEMBERED:]
+        ]
 
     def _last_words(self, kind: Kind, policy: Policy, method: str) -> dict[str, Any]:
         """What a policy that was put out has to say; nothing if even that fails."""

@@ -210,3 +210,21 @@ def _plain(value: Any, depth: int) -> Any:  # noqa: ANN401 - plain JSON values
     if depth > 0 and isinstance(value, list | tuple):
         return [_plain(item, depth - 1) for item in islice(value, 1000)]
     return str(value)[:200]
+
+
+TOLD_ENTRIES = 16
+"""Sequences that a decision in an exit record names."""
+
+
+def plain_decision(value: object) -> Any:  # noqa: ANN401 - plain JSON values
+    """A checked decision as plain JSON values, for an exit record."""
+    if isinstance(value, Shape):
+        return {"groups": [[phase.value for phase in group] for group in value.groups], "prompts": value.prompts}
+    if isinstance(value, PlainAdmission):
+        told = {name: getattr(value, name) for name in ("keep", "hold", "skip", "evict", "reason", "wake")}
+        entries = value.entries if isinstance(value.entries, list) else None
+        named = "the queue" if entries is None else [[seq.id, need] for seq, need in entries[:TOLD_ENTRIES]]
+        return {**told, "entries": named, "refuse": [seq.id for seq, _ in value.refuse[:TOLD_ENTRIES]]}
+    if isinstance(value, PlainVictims):
+        return {**value._asdict(), "order": [seq.id for seq in value.order[:TOLD_ENTRIES]]}
+    return value[:TOLD_ENTRIES] if isinstance(value, list | tuple) else str(value)[:200]

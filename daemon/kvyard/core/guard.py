@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any, Protocol, TypeVar
 
+from kvyard.core.containment import Breach, Containment, NoContainment
 from kvyard.policy.base import KINDS, Kind, Policy
 
 T = TypeVar("T")
@@ -76,6 +77,14 @@ class Nonsense(Exception):
         self.code = code
 
 
+class Breached(Exception):
+    """A call came back after it had done something to the process."""
+
+    def __init__(self, breach: Breach) -> None:
+        super().__init__(breach.what)
+        self.breach = breach
+
+
 class Fault(Exception):
     """A policy failed in a call; `code` is machine-readable, the message is for operators."""
 
@@ -105,6 +114,7 @@ class Guard:
         clock_ns: Callable[[], int],
         cpu_ns: Callable[[], int] = lambda: 0,
         timer: Timer | None = None,
+        containment: Containment | None = None,
         budget: Budget | None = None,
         watch: Callable[[Kind, Policy | None], None] = lambda kind, policy: None,
     ) -> None:
@@ -114,6 +124,7 @@ class Guard:
         self._clock_ns = clock_ns
         self._cpu_ns = cpu_ns
         self._timer = timer or NoTimer()
+        self._containment = containment or NoContainment()
         self._watch = watch
         self._overruns: dict[Kind, deque[int]] = {kind: deque() for kind in KINDS}
         self.calls: dict[Kind, int] = dict.fromkeys(KINDS, 0)
@@ -130,12 +141,14 @@ class Guard:
         if self._armed:
             return False
         self._armed = True
+        self._containment.open()
         self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
         return True
 
     def disarm(self) -> None:
         """No more ticks."""
         self._timer.disarm()
+        self._containment.close()
         self._armed = False
 
     @contextmanager
@@ -151,18 +164,23 @@ class Guard:
     def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
         self._watch(kind, policy)
+        containment = self._containment
         try:
             self._started_cpu = self._cpu_ns()
             self._started_wall = start = self._clock_ns()
             try:
-                self._inside = True
+                self._inside = containment.active = True
                 decision = check(getattr(policy, method)(*args))
             finally:
                 # No call may stand before this line: a tick is only taken at calls and backward jumps.
-                self._inside = False
+                self._inside = containment.active = False
             spent = self._clock_ns() - start
+            # A key is asked for once per request, ten thousand times for a new order: `examine` follows them.
+            breach = containment.breach(method != "key")
+            if breach is not None:
+                raise Breached(breach)
         except BaseException as error:
-            self._inside = False
+            self._inside = containment.active = False
             self._calm()
             fault = self._fault(kind, method, error)
             self._watch(kind, None)
@@ -175,6 +193,12 @@ class Guard:
         if self._ticks or spent > self.budget.soft_ns:
             self._judge_time(kind, method)
         return decision
+
+    def examine(self, kind: Kind) -> None:
+        """Look for what many calls in a row of `kind` may have done to the process. Raises Fault."""
+        breach = self._containment.breach(True)
+        if breach is not None:
+            raise Fault(kind, breach.code, f"the policy {breach.what}")
 
     def forgive(self, kind: Kind) -> None:
         """Another policy is in charge of `kind`: it starts with a clean slate."""
@@ -254,6 +278,11 @@ class Guard:
 
     def _fault(self, kind: Kind, method: str, error: BaseException) -> Fault:
         ticks, self._ticks = self._ticks, 0
+        breach = error.breach if isinstance(error, Breached) else self._containment.breach(True)
+        if breach is None and isinstance(error, MemoryError):
+            breach = self._containment.out_of_memory()
+        if breach is not None:
+            return Fault(kind, breach.code, f"the policy {breach.what} in {method}()", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
             limits = f"{self.budget.hard_ns / 1e6:g} ms of CPU time or {self.budget.wall_ns / 1e6:g} ms"
             return Fault(kind, "timeout", f"{method}() did not return within {limits}", self._trace_of(error))

@@ -6,12 +6,15 @@ bytecodes, so any Python code can be ended this way, and C code that checks for 
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # the C module has no stub
 import signal
 import threading
 from collections.abc import Callable
 from types import FrameType
 
 NS = 1e-9
+ALARM = int(signal.SIGALRM)
+ONLY_ALARM = (ALARM,)
 
 
 class SignalTimer:
@@ -21,13 +24,15 @@ class SignalTimer:
         if threading.current_thread() is not threading.main_thread():
             raise RuntimeError("the guard's timer works in the main thread only; run the step loop there")
         self._tick: Callable[[FrameType | None], None] | None = None
-        signal.signal(signal.SIGALRM, self._on_alarm)
+        self._every_ns = 0
+        self._handler = self._on_alarm  # bound once, so that identity tells whether it is still in place
+        signal.signal(signal.SIGALRM, self._handler)
         # Blocking calls of the engine must not fail because a late tick came in.
         signal.siginterrupt(signal.SIGALRM, False)
 
     def arm(self, tick: Callable[[FrameType | None], None], first_ns: int, every_ns: int) -> None:
         """Call `tick` after `first_ns`, then every `every_ns`."""
-        self._tick = tick
+        self._tick, self._every_ns = tick, every_ns
         signal.setitimer(signal.ITIMER_REAL, first_ns * NS, every_ns * NS)
 
     def disarm(self) -> None:
@@ -35,13 +40,20 @@ class SignalTimer:
         self._tick = None
         signal.setitimer(signal.ITIMER_REAL, 0.0)
 
-    def restore(self) -> bool:
-        """Put the handler back if somebody replaced or blocked it; True if somebody had."""
-        blocked = signal.SIGALRM in signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
-        replaced = signal.getsignal(signal.SIGALRM) != self._on_alarm
-        if replaced:
-            signal.signal(signal.SIGALRM, self._on_alarm)
-        return blocked or replaced
+    def restore(self) -> str:
+        """Put right what somebody did to the timer; what that was, empty when nothing."""
+        what = ""
+        # The C functions: those of `signal` make enumerations of their results and cost five times as much,
+        # and this runs after every call of a policy.
+        if _signal.getsignal(ALARM) is not self._handler:
+            what = "replaced the handler of the guard's timer"
+            signal.signal(signal.SIGALRM, self._handler)
+        if self._tick is not None and not _signal.getitimer(_signal.ITIMER_REAL)[1]:
+            what = what or "switched the guard's timer off"
+            signal.setitimer(signal.ITIMER_REAL, self._every_ns * NS, self._every_ns * NS)
+        if ALARM in _signal.pthread_sigmask(_signal.SIG_UNBLOCK, ONLY_ALARM):
+            what = what or "blocked the signal of the guard's timer"
+        return what
 
     def _on_alarm(self, number: int, frame: FrameType | None) -> None:
         if self._tick is not None:

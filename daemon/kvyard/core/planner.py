@@ -32,7 +32,9 @@ class Planner:
 
     def walk(self) -> None:
         """Place what the policies want, and then what must be placed."""
-        self._ledger.queue.settle()
+        if self._ledger.queue.unsettled:
+            self._ledger.queue.settle()
+            self._advice.examine_keys()
         if self._advice.order_changed:
             self.intake.settle_order()
         shape = self._advice.shape()

@@ -212,7 +212,11 @@ class Swapper:
             if order.fault is not None:
                 raise order.fault
             if self._clock_ns() >= deadline:
-                return order.complete
+                break
+        if order is None or not order.complete:
+            return order is None
+        if order.key is not None:
+            self._advice.guard.examine("admission")
         return True
 
     def _commit(self, ticket: SwapTicket) -> None:

@@ -11,10 +11,13 @@ from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SwapBusy, SwapTicket
 from kvyard.engine.policies import Loader, describe_policy
 from kvyard.engine.recorder import Recorder
-from kvyard.link.messages import Control, Ejected, Reply
+from kvyard.link.messages import Control, Ejected, PolicyState, Reply
 from kvyard.policy.base import KINDS, Kind, Policy
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
+
+EXPORT_S = 5.0
+"""Interval between two exports of the policies' state, in seconds."""
 
 
 class ControlError(Exception):
@@ -32,6 +35,7 @@ class Controls:
         self._scheduler = scheduler
         self._loader = loader
         self._recorder = recorder
+        self._next_export = 0.0
         self._changing: tuple[int, SwapTicket, dict[str, Any]] | None = None
         self._methods: dict[str, Callable[[Control], dict[str, Any] | None]] = {
             "policies": lambda message: self._policies(),
@@ -80,6 +84,14 @@ class Controls:
         }
         return [Reply(number, result)]
 
+    def exported(self, now: float) -> PolicyState | None:
+        """State of the policies in charge, every EXPORT_S seconds, for the engine that may follow this one."""
+        if now < self._next_export:
+            return None
+        self._next_export = now + EXPORT_S
+        state = self._scheduler.export_states()
+        return PolicyState(state) if state else None
+
     def ejections(self) -> list[Ejected]:
         """Policies put out since the last call."""
         return [self._ejected(exit_) for exit_ in self._scheduler.take_exits()]
@@ -96,6 +108,7 @@ class Controls:
             dump=exit_.dump,
             exported=exit_.exported,
             with_it=list(exit_.with_it),
+            decisions=exit_.decisions,
         )
 
     # ---- methods
@@ -113,6 +126,7 @@ class Controls:
     def _in_force(self) -> dict[str, Any]:
         limits = self._scheduler.ledger.limits
         return {
+            **self._scheduler.advice.in_force(),
             "max_running": limits.max_running,
             "max_step_tokens": limits.max_step_tokens,
             "kv_blocks": limits.blocks,

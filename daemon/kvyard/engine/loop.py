@@ -172,6 +172,8 @@ class EngineLoop:
         self._p.page.ids(plan.ids)
         self._report()
         recorder.scheduled()
+        if (state := self._p.controls.exported(now)) is not None:
+            self._p.channel.send(state)
         if plan.idle:
             self._send_record(plan)
             return False

@@ -21,6 +21,7 @@ from kvyard.core.plan import Limits
 from kvyard.core.scheduler import Scheduler
 from kvyard.engine.backends.base import BackendError
 from kvyard.engine.channel import Channel, FrontGone
+from kvyard.engine.containment import ProcessContainment
 from kvyard.engine.control import Controls
 from kvyard.engine.faults import Faults
 from kvyard.engine.loading import Loaded, load
@@ -119,13 +120,16 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
         prefix_cache=start.prefix_cache,
         swap_blocks=start.swap_blocks,
     )
+    timer = SignalTimer()
     guard = Guard(
         clock_ns=time.perf_counter_ns,
         cpu_ns=time.thread_time_ns,
-        timer=SignalTimer(),
+        timer=timer,
+        containment=ProcessContainment(timer, time.perf_counter_ns),
         watch=_PolicyWatch(page, loader.label),
     )
     scheduler = Scheduler(limits, policies, clock_ns=time.perf_counter_ns, guard=guard, salt=secrets.token_bytes(16))
+    scheduler.import_states(start.policy_state)
     recorder = Recorder(scheduler, time.monotonic_ns)
     recorder.generation = start.generation
     parts = Parts(

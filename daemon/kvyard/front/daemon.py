@@ -188,10 +188,10 @@ class Daemon:
     def engine_lost(self, death: EngineDeath) -> None:
         """It is gone; a new one will be started."""
         seen = death.progress
-        if death.hang is not None and seen is not None and death.hang.startswith("policy "):
-            self._ejected(
-                Ejected(seen.policy, "hung", death.hang, seen.step, traceback=death.stack),
-            )
+        if death.policy_at_fault is not None and seen is not None:
+            code = "hung" if death.hang is not None else "memory" if death.oom else "crashed"
+            words = death.hang or f"the engine {death.words} while the policy ran"
+            self._ejected(Ejected(death.policy_at_fault, code, words, seen.step, traceback=death.stack))
         log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
         self.log.add(
             "restart",

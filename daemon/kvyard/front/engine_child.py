@@ -14,7 +14,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from kvyard.link.progress import Progress
+from kvyard.link.progress import EnginePhase, Progress
 
 SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL")
 NOT_INHERITED = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID", "LISTEN_FDS", "LISTEN_PID", "LISTEN_FDNAMES")
@@ -65,6 +65,16 @@ class EngineDeath:
     """The supervisor ended it for this reason."""
     stack: str
     """Where it hung, as far as it could be asked."""
+
+    @property
+    def policy_at_fault(self) -> str | None:
+        """`kind/name` of the policy that was running, where that explains the death."""
+        seen = self.progress
+        if seen is None or seen.phase is not EnginePhase.POLICY or self.unexplained_kill:
+            return None
+        if self.hang is not None and not self.hang.startswith("policy "):
+            return None  # the supervisor had another reason
+        return seen.policy
 
     @property
     def unexplained_kill(self) -> bool:

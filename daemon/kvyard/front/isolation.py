@@ -38,7 +38,7 @@ class Isolation:
     def blame(self, death: EngineDeath) -> list[Entry]:
         """Weigh a death; the sequences found guilty, which are to be failed."""
         seen = death.progress
-        ids = seen.ids if seen is not None and seen.in_step and not self._policy_at_fault(death) else ()
+        ids = seen.ids if seen is not None and seen.in_step and death.policy_at_fault is None else ()
         entries = [entry for entry in map(self._journal.get, ids) if entry is not None]
         weight = KILL_WEIGHT if death.unexplained_kill else FULL_WEIGHT
         for entry in entries:
@@ -49,11 +49,6 @@ class Isolation:
             if alone.alone >= GUILTY_ALONE:
                 return [alone]
         return []
-
-    @staticmethod
-    def _policy_at_fault(death: EngineDeath) -> bool:
-        seen = death.progress
-        return death.hang is not None and seen is not None and death.hang.startswith("policy ")
 
     def suspects(self) -> list[Entry]:
         """Those that must run alone, the least often hit first, so that one never waits behind its own deaths."""

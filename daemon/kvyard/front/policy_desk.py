@@ -128,6 +128,7 @@ class PolicyDesk:
             traceback=message.traceback,
             snapshot=message.snapshot,
             dump=message.dump,
+            decisions=message.decisions,
             until=entry.until,
         )
         return entry

@@ -228,6 +228,8 @@ class Ejected(Struct, array_like=True, tag="ejected"):
     exported: dict[str, Any] = {}
     with_it: list[str] = []
     """`kind/name` of the other parts of its discipline, which went with it and are not to blame."""
+    decisions: list[dict[str, Any]] = []
+    """The last decisions of its kind, oldest first: `step`, `call`, `answer`."""
 
 
 class PolicyState(Struct, array_like=True, tag="policy-state"):

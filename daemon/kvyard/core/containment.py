@@ -1,0 +1,56 @@
+"""What a policy may not do to the process it runs in, as the guard sees it: one object to switch and to ask.
+
+The engine brings a real one (`kvyard.engine.containment`); where nothing but the policy's own decisions is
+at stake, as in the simulator, there is none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+
+class Breach(NamedTuple):
+    """What a policy did beyond deciding. `code`: `spawned`, `forbidden`, `memory` or `tampered`."""
+
+    code: str
+    what: str
+    """Continues "the policy ..."."""
+
+
+class Containment(Protocol):
+    """Watches the process while a policy runs in it."""
+
+    active: bool
+    """A policy runs at this moment; set by the guard around each call, so it must be a plain attribute."""
+
+    def open(self) -> None:
+        """Policy calls begin: limit what they may take."""
+
+    def close(self) -> None:
+        """Policy calls are over: lift the limit."""
+
+    def breach(self, thorough: bool) -> Breach | None:
+        """What the call that just ended did to the process, put right again; not `thorough`: the cheap part."""
+
+    def out_of_memory(self) -> Breach | None:
+        """A call ended in a MemoryError: whether it wanted more than a policy may have."""
+
+
+class NoContainment:
+    """Watches nothing."""
+
+    active = False
+
+    def open(self) -> None:
+        """Do nothing."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def breach(self, thorough: bool) -> Breach | None:
+        """Nothing is ever noticed."""
+        return None
+
+    def out_of_memory(self) -> Breach | None:
+        """Nothing is limited."""
+        return None

@@ -1,0 +1,1 @@
+"""Policies that fail, one for each way; the proof of the guard."""
