@@ -48,7 +48,7 @@ class Result:
     error: str = ""
 
 
-def wishes(count: int, seed: int, prompt: tuple[int, int] = (4, 60), output: tuple[int, int] = (4, 32)) -> list[Wish]:
+def wishes(count: int, seed: int, prompt: tuple[int, int] = (4, 60), output: tuple[int, int] = (2, 14)) -> list[Wish]:
     """Mixed lengths, greedy and sampled, from one seed; token ids are ordinary words' (no special ids)."""
     rng = random.Random(seed)
     return [

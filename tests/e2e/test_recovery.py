@@ -60,7 +60,7 @@ async def killed_while_streaming(running: DaemonProcess, wanted: list[Wish], kil
 
 @pytest.mark.timeout(180)
 def test_kill_minus_nine_of_the_engine_under_eight_streams(default_model: Path) -> None:
-    wanted = wishes(8, seed=11, output=(24, 40))
+    wanted = wishes(8, seed=11, output=(14, 22))
     with daemon(*DETERMINISTIC, model=default_model) as running:
         solo = run_each(running.base, wanted)
         before = running.engine_pid
@@ -68,7 +68,7 @@ def test_kill_minus_nine_of_the_engine_under_eight_streams(default_model: Path) 
 
         async def scene() -> list[Result]:
             nonlocal began
-            task = asyncio.create_task(killed_while_streaming(running, wanted, [40]))
+            task = asyncio.create_task(killed_while_streaming(running, wanted, [30]))
             await asyncio.to_thread(wait_until, lambda: running.get("/ready").status_code == 503, 60, "the death")
             began = time.monotonic()
             assert running.get("/health").status_code == 200
@@ -85,7 +85,7 @@ def test_kill_minus_nine_of_the_engine_under_eight_streams(default_model: Path) 
 
 def kills_under_thirty_streams(model: Path, kills: int, seed: int) -> None:
     rng = random.Random(seed)
-    wanted = wishes(30, seed=seed, output=(20, 40))
+    wanted = wishes(30, seed=seed, output=(8, 20))
     total = sum(wish.max_tokens for wish in wanted)
     moments = sorted(rng.sample(range(1, int(total * 0.9)), kills))
     with daemon(*DETERMINISTIC, model=model) as running:
@@ -111,7 +111,7 @@ def test_twenty_random_kills_lose_and_repeat_nothing(default_model: Path) -> Non
 @pytest.mark.timeout(180)
 def test_only_the_request_that_kills_the_engine_alone_is_failed(default_model: Path) -> None:
     faults = json.dumps([{"point": "model", "action": "segv", "token": POISON}])
-    wanted = wishes(5, seed=31, output=(30, 40))
+    wanted = wishes(5, seed=31, output=(14, 20))
     wanted.insert(2, Wish(prompt=(1000, POISON, 2000), max_tokens=10))
     with daemon("--kv-blocks", "512", model=default_model, env={"KVYARD_TEST_FAULTS": faults}) as running:
         got = asyncio.run(run_all(running.base, wanted))
@@ -128,7 +128,7 @@ def test_only_the_request_that_kills_the_engine_alone_is_failed(default_model: P
 
 def test_LEAK_10_an_error_of_one_sequence_leaves_the_others_alone(default_model: Path) -> None:
     faults = json.dumps([{"point": "model", "action": "fail", "token": POISON}])
-    wanted = wishes(3, seed=41, output=(20, 30))
+    wanted = wishes(3, seed=41, output=(10, 16))
     with daemon(*DETERMINISTIC, model=default_model, env={"KVYARD_TEST_FAULTS": faults}) as running:
         solo = run_each(running.base, wanted)
         bad = Wish(prompt=(POISON, 5, 6), max_tokens=10)
@@ -180,7 +180,7 @@ async def start_streams(base: str, wanted: list[Wish]) -> list[asyncio.Task[Resu
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_drains_and_exits_with_zero(default_model: Path, number: signal.Signals) -> None:
-    wanted = wishes(4, seed=51, output=(60, 80))
+    wanted = wishes(4, seed=51, output=(40, 60))
 
     async def scene(running: DaemonProcess) -> list[Result]:
         tasks = await start_streams(running.base, wanted)

@@ -38,7 +38,7 @@ CHANGES = [
 
 @pytest.mark.timeout(240)
 def test_swaps_under_load_lose_nothing_and_change_no_logit(default_model: Path) -> None:
-    wanted = wishes(28, seed=61, output=(12, 24))
+    wanted = wishes(28, seed=61, output=(6, 14))
 
     async def scene(running: DaemonProcess) -> list[Result]:
         task = asyncio.create_task(run_all(running.base, wanted))

@@ -29,7 +29,7 @@ def serve(config: Path | None, flags: dict[str, Any]) -> None:
     settings = _settings(config, flags)
     from kvyard.front.serve import serve as run  # the whole front, for this command alone
 
-    raise typer.Exit(run(settings))
+    raise typer.Exit(run(settings, lambda: load_settings(flags, config)))
 
 
 def _settings(config: Path | None, flags: dict[str, Any]) -> Settings:

@@ -21,7 +21,7 @@ from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.policy_listing import describe_installed, listing
 from kvyard.front.quarantine import Quarantine, state_file
 from kvyard.front.serving import Serving
-from kvyard.front.settings import Settings
+from kvyard.front.settings import Settings, SettingsError, compare
 from kvyard.front.status import Sources, build_status, placeholder_policies, request_page
 from kvyard.front.supervisor import Supervisor
 from kvyard.front.text.support import TextSupport
@@ -39,6 +39,7 @@ from kvyard.link.messages import (
     Start,
 )
 from kvyard.link.record import StepRecord
+from kvyard.logs import configure
 
 log = structlog.get_logger(__name__)
 
@@ -59,6 +60,8 @@ class Daemon:
 
     def __init__(self, settings: Settings, model: Served, address: str) -> None:
         self.settings = settings
+        """In force: what a reload changed is in here, what needs a restart too."""
+        self._started_with = settings
         self.model = model
         self.log = EventLog()
         self.steps: Feed[StepRecord] = Feed()
@@ -127,8 +130,31 @@ class Daemon:
         self.log.add("drain", "drained")
         return 0
 
+    def reload(self, reread: Callable[[], Settings]) -> None:
+        """SIGHUP: take over the live settings that changed, name those that need a restart."""
+        try:
+            new = reread()
+        except SettingsError as error:
+            self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
+            log.error("config.refused", problems=error.problems)
+            return
+        difference = compare(self.settings, new)
+        self.settings = self._sources.settings = new
+        self.serving.max_waiting = new.max_waiting
+        self.serving.max_waiting_tokens = new.max_waiting_tokens
+        configure(new.log_level, new.log_format)
+        self.log.add(
+            "reload",
+            f"in force now: {', '.join(difference.live) or 'nothing new'}"
+            + (f"; needs a restart: {', '.join(difference.restart)}" if difference.restart else ""),
+            live=difference.live,
+            restart=difference.restart,
+        )
+        log.info("config.reloaded", live=difference.live, needs_restart=difference.restart)
+
     def _start_message(self) -> Start:
-        s = self.settings
+        # A crash is no restart: what a reload left for one must not slip in with the next engine.
+        s = self._started_with
         return Start(
             protocol=PROTOCOL,
             model_path=self.model.path,

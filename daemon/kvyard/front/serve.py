@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from kvyard.front.http.app import create_app
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.http_server import HttpServer, ListenError, address_of, bind
 from kvyard.front.models import ModelError, ModelRef, resolve_or_pull
+from kvyard.front.models.inspect import inspect
 from kvyard.front.settings import Settings
 from kvyard.front.text.errors import ModelTextError
 from kvyard.front.text.support import TextSupport
@@ -42,8 +44,8 @@ GOODBYE_S = 2.0
 """Seconds for the last responses to reach their clients after everything has ended."""
 
 
-def serve(settings: Settings) -> int:
-    """Run the daemon in the foreground; the exit status."""
+def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
+    """Run the daemon in the foreground; the exit status. `reread` makes the settings anew on SIGHUP."""
     configure(settings.log_level, settings.log_format)
     try:
         model = resolve_or_pull(settings.model, settings.model_dir)
@@ -52,7 +54,7 @@ def serve(settings: Settings) -> int:
     except (ModelError, ListenError, SocketError) as error:
         return _refuse(str(error), getattr(error, "hint", ""))
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings, model, listening, control))
+        return runner.run(_run(settings, reread, model, listening, control))
 
 
 def _refuse(message: str, hint: str = "") -> int:
@@ -60,6 +62,13 @@ def _refuse(message: str, hint: str = "") -> int:
     if hint:
         print(f"        {hint}", file=sys.stderr)  # noqa: T201 - as above
     return UNUSABLE
+
+
+def _family(model: ModelRef) -> str:
+    try:
+        return inspect(model).family
+    except ModelError:
+        return model.format
 
 
 @dataclass(slots=True)
@@ -74,15 +83,22 @@ class _Stop:
         (self.force if self.drain.is_set() else self.drain).set()
 
 
-async def _run(settings: Settings, model: ModelRef, listening: socket.socket, control: ControlServer) -> int:
+async def _run(
+    settings: Settings,
+    reread: Callable[[], Settings],
+    model: ModelRef,
+    listening: socket.socket,
+    control: ControlServer,
+) -> int:
     stop = _Stop(asyncio.Event(), asyncio.Event())
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.ask)
     address = address_of(listening)
-    served = Served(settings.served_model_name or model.id, str(model.path), model.format)
+    served = Served(settings.served_model_name or model.id, str(model.path), await asyncio.to_thread(_family, model))
     daemon = Daemon(settings, served, address)
     daemon.stop_asked = stop.drain.set
+    loop.add_signal_handler(signal.SIGHUP, daemon.reload, reread)
     daemon.start()
     try:
         text = await asyncio.to_thread(TextSupport.load, Path(model.path))
@@ -101,7 +117,7 @@ async def _run(settings: Settings, model: ModelRef, listening: socket.socket, co
     await control.start(daemon)
     tasks = [asyncio.create_task(http.serve()), asyncio.create_task(daemon.sweep())]
     try:
-        return await _live(settings, daemon, http, stop, address)
+        return await _live(daemon, http, stop, address)
     finally:
         await control.close()
         await daemon.supervisor.stop()
@@ -111,25 +127,26 @@ async def _run(settings: Settings, model: ModelRef, listening: socket.socket, co
         text.close()
 
 
-async def _live(settings: Settings, daemon: Daemon, http: HttpServer, stop: _Stop, address: str) -> int:
+async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str) -> int:
     stopping = asyncio.create_task(stop.drain.wait())
     first: set[asyncio.Future[Any]] = {daemon.first_ready, stopping}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if daemon.first_ready.done():
         try:
-            _announce(settings, daemon, daemon.first_ready.result(), address)
+            _announce(daemon, daemon.first_ready.result(), address)
         except EngineRefused as error:
             http.stop(force=True)
             stopping.cancel()
             return _refuse(error.refused.message, error.refused.hint)
         await stopping
-    await _drain(settings, daemon, http, stop)
+    await _drain(daemon, http, stop)
     return OK
 
 
-async def _drain(settings: Settings, daemon: Daemon, http: HttpServer, stop: _Stop) -> None:
-    log.info("daemon.drains", sequences=len(daemon.serving.journal), limit_s=settings.drain_timeout_s)
-    draining = asyncio.create_task(daemon.drained(settings.drain_timeout_s))
+async def _drain(daemon: Daemon, http: HttpServer, stop: _Stop) -> None:
+    limit_s = daemon.settings.drain_timeout_s
+    log.info("daemon.drains", sequences=len(daemon.serving.journal), limit_s=limit_s)
+    draining = asyncio.create_task(daemon.drained(limit_s))
     forced = asyncio.create_task(stop.force.wait())
     first: set[asyncio.Future[Any]] = {draining, forced}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -148,7 +165,7 @@ async def _drain(settings: Settings, daemon: Daemon, http: HttpServer, stop: _St
         task.cancel()
 
 
-def _announce(settings: Settings, daemon: Daemon, info: EngineInfo, address: str) -> None:
+def _announce(daemon: Daemon, info: EngineInfo, address: str) -> None:
     log.info(
         "daemon.ready",
         address=address,
@@ -163,7 +180,7 @@ def _announce(settings: Settings, daemon: Daemon, info: EngineInfo, address: str
     lines = [
         f"kvyard is ready: {address}  (model {daemon.model.id}, {info.dtype} on {info.device})",
         f"  try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
-        f"  watch:   kvyard top --socket {settings.socket}",
+        f"  watch:   kvyard top --socket {daemon.settings.socket}",
         "  stop:    Ctrl-C (drains; twice to force)",
     ]
     print("\n".join(lines), flush=True)  # noqa: T201 - the ready line is what a person waits for
