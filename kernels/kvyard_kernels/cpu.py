@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvyard_kernels import cpu_attention, cpu_rows
+from kvyard_kernels import cpu_attention, cpu_quant, cpu_rows
+from kvyard_kernels.cpu_quant import GROUP
 from kvyard_kernels.cpu_threads import Kernel
 from kvyard_kernels.cpu_tiles import LANES
 
@@ -181,9 +182,67 @@ def paged_attention(
     return out
 
 
+@dataclass(frozen=True, slots=True)
+class Quantised:
+    """A weight matrix `[outputs, inputs]` in the layout of `cpu_quant`."""
+
+    codes: Tensor
+    """uint8 `[panels, groups, 256]` (4 bits) or `[panels, groups, 512]` (8 bits)."""
+    scales: Tensor
+    """float16 `[panels, groups, 2, 16]` (scale and offset) or `[panels, groups, 1, 16]`."""
+    outputs: int
+
+    @property
+    def bits(self) -> int:
+        return 4 if self.scales.shape[2] == 2 else 8
+
+    @property
+    def inputs(self) -> int:
+        return self.codes.shape[1] * GROUP
+
+
+def pack_quantised(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Quantised:
+    """Bring rows of groups into panels.
+
+    `scales` float16 `[outputs, groups]`. With `offsets` of the same shape, 4 bits: `codes` uint8 `[outputs,
+    groups, 16]`, low halves the inputs 0 to 15 of the group. Without, 8 bits: int8 `[outputs, groups, 32]`.
+    """
+    outputs = len(codes)
+    panels = -(-outputs // LANES)
+    parts = [scales] if offsets is None else [scales, offsets]
+    stacked = torch.stack(parts, dim=2)  # [outputs, groups, 1 or 2]
+    missing = panels * LANES - outputs
+    codes = torch.nn.functional.pad(codes.view(torch.uint8), (0, 0, 0, 0, 0, missing))
+    stacked = torch.nn.functional.pad(stacked, (0, 0, 0, 0, 0, missing))
+    by_panel = codes.view(panels, LANES, *codes.shape[1:]).permute(0, 2, 3, 1)
+    scale_panels = stacked.view(panels, LANES, *stacked.shape[1:]).permute(0, 2, 3, 1)
+    return Quantised(by_panel.contiguous().flatten(2), scale_panels.contiguous(), outputs)
+
+
+def quantised_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """`x @ weight.T + bias` in float32, rounded to `dtype`: `[t, inputs]` -> `[t, outputs]`; bias float32."""
+    rows, groups, panels = len(x), weight.codes.shape[1], len(weight.codes)
+    packed, sums = torch.empty(rows * weight.inputs), torch.empty(rows * groups)
+    out = torch.empty(rows, weight.outputs, dtype=dtype)
+    sets, stride = -(-rows // 8), max(weight.inputs, 8 * LANES) * 4 + 64
+    threads = min(torch.get_num_threads(), sets) if x.numel() > _ALONE else 1
+    scratch = torch.empty(stride * max(threads, torch.get_num_threads()), dtype=torch.uint8)
+    _run(
+        _prepare(), threads, 0, 0, sets, rows, groups, x.data_ptr(), _bf16(x), packed.data_ptr(), sums.data_ptr(),
+        scratch.data_ptr(), stride,
+    )  # fmt: skip
+    threads = min(torch.get_num_threads(), panels)
+    _run(
+        _product(), threads, 0, 0, panels, rows, groups, weight.outputs, packed.data_ptr(), sums.data_ptr(),
+        weight.codes.data_ptr(), weight.scales.data_ptr(), weight.bits, 0 if bias is None else bias.data_ptr(),
+        out.data_ptr(), _bf16(out), scratch.data_ptr(), stride, max(1, panels // (threads * 8)),
+    )  # fmt: skip
+    return out
+
+
 def warm_up() -> None:
     """Compile every kernel (about a second each), or load it from numba's cache."""
-    for kernel in (_norm, _gate, _rope, _attention):
+    for kernel in (_norm, _gate, _rope, _attention, _prepare, _product):
         kernel()
 
 
@@ -205,6 +264,16 @@ def _rope() -> Kernel:
 @functools.cache
 def _attention() -> Kernel:
     return Kernel(cpu_attention.attention)
+
+
+@functools.cache
+def _prepare() -> Kernel:
+    return Kernel(cpu_quant.prepare)
+
+
+@functools.cache
+def _product() -> Kernel:
+    return Kernel(cpu_quant.product)
 
 
 def _run(kernel: Kernel, threads: int, *parameters: int) -> None:

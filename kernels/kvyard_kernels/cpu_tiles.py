@@ -28,7 +28,7 @@ _I64 = ir.IntType(64)
 _VECTOR = ir.VectorType(_F32, LANES)
 
 
-class _Emit:
+class Emit:
     """Instructions over vectors, at addresses given as int64."""
 
     def __init__(self, builder: Any) -> None:
@@ -62,12 +62,38 @@ class _Emit:
     def fma(self, a: Any, b: Any, c: Any) -> Any:
         return self.call("llvm.fma", a, b, c)
 
-    def accumulators(self, count: int) -> list[Any]:
-        """Stack places that the compiler turns into registers, set to zero."""
-        places = [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
+    def places(self, count: int) -> list[Any]:
+        """Stack places that the compiler turns into registers."""
+        return [cgutils.alloca_once(self.builder, _VECTOR) for _ in range(count)]
+
+    def zero(self, places: list[Any]) -> None:
+        """Set places to zero."""
         for place in places:
             self.builder.store(ir.Constant(_VECTOR, [0.0] * LANES), place)
+
+    def accumulators(self, count: int) -> list[Any]:
+        """Places set to zero."""
+        places = self.places(count)
+        self.zero(places)
         return places
+
+    def from_integers(self, values: Any) -> Any:
+        """int32 to float32."""
+        return self.builder.sitofp(values, _VECTOR)
+
+    def half(self, address: Any) -> Any:
+        """16 float16 as float32, by shifting bits: exact for all finite values, on machines without the instruction.
+
+        Exponent and fraction move to their places in float32; a factor of 2^112 corrects the exponent's bias and
+        makes subnormal numbers right as well.
+        """
+        b, wide = self.builder, ir.VectorType(_I32, LANES)
+        pointer = b.inttoptr(address, ir.VectorType(_I16, LANES).as_pointer())
+        bits = b.zext(b.load(pointer, align=2), wide)
+        magnitude = b.shl(b.and_(bits, ir.Constant(wide, [0x7FFF] * LANES)), ir.Constant(wide, [13] * LANES))
+        value = b.fmul(b.bitcast(magnitude, _VECTOR), _spread(2.0**112))
+        sign = b.shl(b.and_(bits, ir.Constant(wide, [0x8000] * LANES)), ir.Constant(wide, [16] * LANES))
+        return b.bitcast(b.or_(b.bitcast(value, wide), sign), _VECTOR)
 
     def call(self, name: str, *operands: Any) -> Any:
         """An LLVM intrinsic over vectors, such as `llvm.floor`."""
@@ -107,7 +133,7 @@ def exponential_tile(typing_context: Any, scores: Any, largest: Any, vectors: An
 
     def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         scores, largest, vectors = args
-        emit = _Emit(builder)
+        emit = Emit(builder)
         (total,) = emit.accumulators(1)
         empty = ir.Constant(_VECTOR, ir.Undefined)
         first = builder.insert_element(empty, largest, ir.Constant(_I32, 0))
@@ -139,7 +165,7 @@ def score_tile(rows: int, bf16: bool) -> Callable[..., Any]:
     def tile(typing_context: Any, q: Any, keys: Any, key_stride: Any, width: Any, out: Any, out_stride: Any) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             q, keys, key_stride, width, out, out_stride = args
-            emit = _Emit(builder)
+            emit = Emit(builder)
             sums = emit.accumulators(rows)
             with cgutils.for_range(builder, width) as loop:
                 column = emit.load(emit.offset(keys, builder.mul(loop.index, key_stride), size), bf16)
@@ -179,7 +205,7 @@ def value_tile(rows: int, vectors: int, bf16: bool) -> Callable[..., Any]:
     ) -> Any:
         def codegen(context: Any, builder: Any, signature: Any, args: Any) -> Any:
             weights, weight_stride, values, stride, keys, out, out_stride = args
-            emit = _Emit(builder)
+            emit = Emit(builder)
             sums = emit.accumulators(rows * vectors)
             cells = [(r, v) for r in range(rows) for v in range(vectors)]
             targets = [

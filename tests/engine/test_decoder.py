@@ -107,6 +107,24 @@ def test_quantised_gguf_computes_with_the_values_that_the_file_stands_for(quanti
     assert (job.logits[2].double() - expected[len(_PROMPT) + 1]).abs().max() < 1e-4
 
 
+def test_both_forms_of_a_matrix_agree_across_the_number_of_rows(tmp_path: Path) -> None:
+    """bfloat16 outside deterministic mode: few rows go through the quantised form, many through the dense one."""
+    settings = LLAMA | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+    path = write_gguf(
+        tmp_path / "m.gguf", settings, random_tensors(settings), quantisation=gguf.GGMLQuantizationType.Q4_1
+    )
+    exact = _backend(path)
+    loaded = load(
+        str(path), device="cpu", dtype="bfloat16", deterministic=False, block_size=4, progress=lambda what, part: None
+    )
+    loaded.backend.allocate(256, 0)
+    expected = solo(exact, _PROMPT, 1).logits[0]
+    for chunk in (3, 19):
+        found = solo(loaded.backend, _PROMPT, 1, chunk=chunk).logits[0]
+        assert (found - expected).abs().max() < 0.05 * expected.abs().max()
+        assert not torch.equal(found, found.bfloat16().float())  # logits are not rounded
+
+
 @pytest.mark.parametrize("scale", [1.0, 0.5])
 def test_model_02_a_head_beside_tied_embeddings(scale: float, tmp_path: Path) -> None:
     """MODEL-02: config.json rules: tied ignores a stored head; untied uses it."""

@@ -89,6 +89,36 @@ def test_end_of_turn_of_a_gguf(tmp_path: Path) -> None:
     assert load_gguf(path, torch.float32, _silent).eos_ids == (2, 11)
 
 
+_WIDE = LLAMA | {"hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("Q4_0", 4), ("Q4_1", 4), ("Q8_0", 8)], ids=["Q4_0", "Q4_1", "Q8_0"])
+def test_quantised_matrices_are_kept_as_they_are(kind: str, bits: int, tmp_path: Path) -> None:
+    from kvyard_kernels.cpu import Quantised, quantised_product
+
+    path = write_gguf(tmp_path / "m.gguf", _WIDE, random_tensors(_WIDE), quantisation=gguf.GGMLQuantizationType[kind])
+    both = load_gguf(path, torch.float32, _silent, "both")
+    for name, outputs in (("layers.1.qkv", 128), ("layers.0.gate_up", 192), ("layers.2.down", 64), ("head", 97)):
+        parts = both.quantised(name)
+        assert parts is not None
+        matrix = Quantised(*parts, outputs)
+        assert matrix.bits == bits
+        values = quantised_product(torch.eye(matrix.inputs), matrix, None, torch.float32).T
+        assert (values - both.matrix(name)).abs().max() < 1e-6
+    alone = load_gguf(path, torch.float32, _silent, "quantised")
+    assert set(alone.tensors) < set(both.tensors)
+    assert "layers.1.qkv" not in alone.tensors
+    assert alone.has_matrix("head")  # the embedding, whose rows are looked up
+
+
+def test_what_is_not_quantised_in_one_way_stays_dense(tmp_path: Path) -> None:
+    dense = load_gguf(
+        write_gguf(tmp_path / "m.gguf", _WIDE, random_tensors(_WIDE)), torch.float32, _silent, "quantised"
+    )
+    assert dense.quantised("layers.0.qkv") is None
+    assert dense.has_matrix("layers.0.qkv")
+
+
 def test_missing_tensors_are_named(tmp_path: Path) -> None:
     tensors = random_tensors(LLAMA)
     del tensors["model.layers.1.mlp.up_proj.weight"], tensors["model.norm.weight"]

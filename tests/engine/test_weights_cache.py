@@ -30,7 +30,7 @@ def model(tmp_path: Path) -> Path:
 def _load(path: Path, dtype: torch.dtype = torch.float32) -> tuple[Weights, bool]:
     """The weights, and whether they were converted."""
     steps: list[str] = []
-    return load_weights(path, dtype, lambda what, fraction: steps.append(what)), "converting weights" in steps
+    return load_weights(path, dtype, lambda what, fraction: steps.append(what), "both"), "converting weights" in steps
 
 
 def _same(a: Weights, b: Weights) -> bool:

@@ -61,8 +61,8 @@ class Step(Protocol):
 class Ops(Protocol):
     """What a device must offer to run a decoder."""
 
-    def linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Linear:
-        """Pack a weight matrix `[out, in]`; called once at load."""
+    def linear(self, name: str, weights: Weights) -> Linear:
+        """Pack the matrix `name` with its bias, from the form that the device likes best; called once at load."""
         ...
 
     def constant(self, tensor: Tensor) -> Tensor:
@@ -80,38 +80,32 @@ class Decoder:
     def __init__(self, weights: Weights, ops: Ops, progress: Callable[[str, float], None]) -> None:
         self.config: ModelConfig = weights.config
         self._ops = ops
-        self._tensors = weights.tensors
         self.layers: list[Layer] = []
         for index in range(self.config.layers):
-            self.layers.append(self._layer(index))
+            self.layers.append(self._layer(index, weights))
             progress("packing weights", (index + 1) / self.config.layers)
         self._norm = ops.constant(weights.tensors["norm"])
-        head = weights.tensors["embed" if self.config.tied_head else "head"]
-        self.head = ops.linear(head, None, "head")
-        del self._tensors
+        self.head = ops.linear("head", weights)
 
-    def _layer(self, index: int) -> Layer:
+    def _layer(self, index: int, weights: Weights) -> Layer:
+        def constant(name: str) -> Tensor:
+            return self._ops.constant(weights.tensors[f"layers.{index}.{name}"])
+
+        def linear(name: str) -> Linear:
+            return self._ops.linear(f"layers.{index}.{name}", weights)
+
         return Layer(
             index=index,
-            input_norm=self._constant(index, "input_norm"),
-            qkv=self._linear(index, "qkv"),
-            head_norms=(self._constant(index, "q_norm"), self._constant(index, "k_norm"))
-            if self.config.qk_norm
-            else None,
-            output=self._linear(index, "o"),
-            attention_out_norm=self._constant(index, "attn_out_norm") if self.config.sandwich_norms else None,
-            post_norm=self._constant(index, "post_norm"),
-            gate_up=self._linear(index, "gate_up"),
-            down=self._linear(index, "down"),
-            mlp_out_norm=self._constant(index, "mlp_out_norm") if self.config.sandwich_norms else None,
+            input_norm=constant("input_norm"),
+            qkv=linear("qkv"),
+            head_norms=(constant("q_norm"), constant("k_norm")) if self.config.qk_norm else None,
+            output=linear("o"),
+            attention_out_norm=constant("attn_out_norm") if self.config.sandwich_norms else None,
+            post_norm=constant("post_norm"),
+            gate_up=linear("gate_up"),
+            down=linear("down"),
+            mlp_out_norm=constant("mlp_out_norm") if self.config.sandwich_norms else None,
         )
-
-    def _constant(self, index: int, name: str) -> Tensor:
-        return self._ops.constant(self._tensors[f"layers.{index}.{name}"])
-
-    def _linear(self, index: int, name: str) -> Linear:
-        full = f"layers.{index}.{name}"
-        return self._ops.linear(self._tensors[full], self._tensors.get(f"{full}.bias"), full)
 
     def forward(self, batch: Batch) -> Tensor:
         """One step: K and V of all tokens are written; logits `[k, vocab]` in the model's type."""

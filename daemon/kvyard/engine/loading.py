@@ -12,7 +12,7 @@ from kvyard.engine import weights_cache
 from kvyard.engine.backends import backend_maker, choose_device
 from kvyard.engine.backends.base import Backend
 from kvyard.engine.model_config import ModelConfig, ModelError
-from kvyard.engine.weights import Progress, Weights
+from kvyard.engine.weights import Form, Progress, Weights
 
 DtypeName = Literal["float32", "bfloat16"]
 
@@ -39,25 +39,37 @@ def load(
     """Load a GGUF file or a Hugging Face folder. Raises ModelError or BackendError, both with a `hint`."""
     chosen = choose_device(device)
     name = choose_dtype(chosen) if dtype == "auto" else dtype
-    weights = load_weights(Path(path), getattr(torch, name), progress)
+    form = weight_form(chosen, name, deterministic)
+    weights = load_weights(Path(path), getattr(torch, name), progress, form)
     backend = backend_maker(chosen)(weights, getattr(torch, name), deterministic, block_size, progress)
     return Loaded(backend, weights.config, weights.eos_ids, name)
 
 
-def load_weights(path: Path, dtype: torch.dtype, progress: Progress) -> Weights:
+def weight_form(device: Literal["cpu", "cuda"], dtype: DtypeName, deterministic: bool) -> Form:
+    """Which form of quantised matrices is loaded.
+
+    On a CPU the quantised one is the faster for few rows, and exact. bfloat16 products are much faster for
+    many, so outside deterministic mode (one form for all numbers of rows) both are kept.
+    """
+    if device == "cuda":
+        return "dense"
+    return "both" if dtype == "bfloat16" and not deterministic else "quantised"
+
+
+def load_weights(path: Path, dtype: torch.dtype, progress: Progress, form: Form = "dense") -> Weights:
     """Weights of a file or folder, a GGUF's through the cache of converted weights."""
     if path.is_dir():
         from kvyard.engine.weights_hf import load_hf
 
-        return load_hf(path, dtype, progress)
+        return load_hf(path, dtype, progress, form)
     if not path.exists():
         raise ModelError(f"{path} does not exist", "give the path of a .gguf file or a Hugging Face folder")
-    cached = weights_cache.cached_file(path, dtype)
+    cached = weights_cache.cached_file(path, dtype, form)
     weights = weights_cache.load_cached(cached)
     if weights is None:
         from kvyard.engine.weights_gguf import load_gguf  # the reader's import and parse are only paid here
 
-        weights = load_gguf(path, dtype, progress)
+        weights = load_gguf(path, dtype, progress, form)
         weights_cache.store(cached, weights)
     return weights
 

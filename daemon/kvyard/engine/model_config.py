@@ -83,6 +83,10 @@ class ModelConfig:
         """Outputs of the joined query, key and value projection."""
         return (self.heads + 2 * self.kv_heads) * self.head_dim
 
+    def outputs(self, part: str) -> int:
+        """Rows of a layer's matrix: `qkv`, `o`, `gate_up` or `down`."""
+        return {"qkv": self.qkv_rows, "gate_up": 2 * self.intermediate}.get(part, self.hidden)
+
     def layer_window(self, layer: int) -> int:
         """Window of a layer, 0 for none."""
         return self.window if not self.windowed or self.windowed[layer] else 0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -35,14 +35,55 @@ class TensorSource(Protocol):
         """The tensor in any floating type."""
         ...
 
+    def groups(self, name: str) -> Groups | None:
+        """The matrix in its quantised form, where it has one of those that `Groups` can hold."""
+        ...
+
+
+Form = Literal["dense", "quantised", "both"]
+"""Which form of a matrix is kept where the checkpoint has it quantised; others are dense always."""
+
+
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """A matrix quantised in groups of 32 inputs, as in the file: a weight is `scale * code + offset`.
+
+    `scales` float16 `[outputs, groups]`. With `offsets` of that shape the codes have 4 bits: uint8 `[outputs,
+    groups, 16]`, the low halves being the inputs 0 to 15 of the group. Without, int8 `[outputs, groups, 32]`.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    offsets: Tensor | None
+
 
 @dataclass(slots=True)
 class Weights:
-    """A model as the decoder takes it: matrices in the model's type, norms in float32."""
+    """A model as the decoder takes it: matrices in the model's type, norms in float32.
+
+    A quantised matrix `x` stands as `x.codes` and `x.scales`, in the layout of `kvyard_kernels.cpu.Quantised`.
+    """
 
     config: ModelConfig
     tensors: dict[str, Tensor]
     eos_ids: tuple[int, ...]
+
+    def matrix(self, name: str) -> Tensor:
+        """A dense matrix; `head` is the embedding where the two are tied."""
+        return self.tensors["embed" if name == "head" and self.config.tied_head else name]
+
+    def has_matrix(self, name: str) -> bool:
+        """Is it there in dense form?"""
+        return name in self.tensors or (name == "head" and self.config.tied_head)
+
+    def bias(self, name: str) -> Tensor | None:
+        """float32 `[out]`."""
+        return self.tensors.get(f"{name}.bias")
+
+    def quantised(self, name: str) -> tuple[Tensor, Tensor] | None:
+        """Codes and scales, where the matrix is kept so."""
+        codes = self.tensors.get(f"{name}.codes")
+        return None if codes is None else (codes, self.tensors[f"{name}.scales"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +96,14 @@ class _Joined:
     wide: bool
     """Kept in float32 (norms and biases are small, and their rounding would be felt in every step)."""
 
+    @property
+    def is_product(self) -> bool:
+        return len(self.shape) == 2 and self.name != "embed"
 
-def assemble(source: TensorSource, config: ModelConfig, dtype: torch.dtype, progress: Progress) -> dict[str, Tensor]:
+
+def assemble(
+    source: TensorSource, config: ModelConfig, dtype: torch.dtype, progress: Progress, form: Form = "dense"
+) -> dict[str, Tensor]:
     """Read, convert and join everything. Raises ModelError naming what is missing or misshapen."""
     wanted = list(_wanted(config))
     missing = [source.original(part) for item in wanted for part in item.parts if not source.has(part)]
@@ -65,9 +112,30 @@ def assemble(source: TensorSource, config: ModelConfig, dtype: torch.dtype, prog
         raise ModelError(f"the model lacks {len(missing)} tensors: {shown}", "fetch the model again")
     tensors: dict[str, Tensor] = {}
     for done, item in enumerate(wanted):
-        tensors[item.name] = _join(source, item, torch.float32 if item.wide else dtype)
+        quantised = _quantised(source, item) if form != "dense" and item.is_product else {}
+        if not quantised or form == "both":
+            tensors[item.name] = _join(source, item, torch.float32 if item.wide else dtype)
+        tensors |= quantised
         progress("converting weights", (done + 1) / len(wanted))
+    if config.tied_head and form != "dense":
+        tensors |= _quantised(source, _Joined("head", ("embed",), (config.vocab_size, config.hidden), False))
     return tensors
+
+
+def _quantised(source: TensorSource, item: _Joined) -> dict[str, Tensor]:
+    """Codes and scales of a matrix whose parts are all quantised in one way; else nothing."""
+    parts = [groups for groups in map(source.groups, item.parts) if groups is not None]
+    if len(parts) < len(item.parts) or len({part.offsets is None for part in parts}) > 1:
+        return {}
+    from kvyard_kernels.cpu import pack_quantised  # brings numba, which a dense model need not wait for
+
+    offsets = [part.offsets for part in parts if part.offsets is not None]
+    packed = pack_quantised(
+        torch.cat([part.codes for part in parts]),
+        torch.cat([part.scales for part in parts]),
+        torch.cat(offsets) if offsets else None,
+    )
+    return {f"{item.name}.codes": packed.codes, f"{item.name}.scales": packed.scales}
 
 
 def _join(source: TensorSource, item: _Joined, dtype: torch.dtype) -> Tensor:

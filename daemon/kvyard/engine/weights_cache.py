@@ -1,6 +1,6 @@
 """A cache of converted weights, so that only the first start of a GGUF pays for reading and dequantising.
 
-One safetensors file per model file and type, mapped into memory on the next start. It is written beside its
+One safetensors file per model file, type and form, mapped into memory on the next start. It is written beside its
 final name and renamed, so that a crash leaves the old one or none. A file that does not match or cannot be
 read is as if it were not there; a cache that cannot be written costs time, never the start.
 """
@@ -19,9 +19,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from kvyard.engine.model_config import ModelConfig
-from kvyard.engine.weights import Weights
+from kvyard.engine.weights import Form, Weights
 
-_VERSION = 1
+_VERSION = 2
 """Of names and layout of the joined tensors; another one makes old files miss."""
 
 _SAMPLE = 1 << 20
@@ -45,10 +45,11 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:24]
 
 
-def cached_file(path: Path, dtype: torch.dtype) -> Path:
+def cached_file(path: Path, dtype: torch.dtype, form: Form) -> Path:
     """Where the converted weights of a model file lie."""
     kind = str(dtype).removeprefix("torch.")
-    return cache_folder() / "weights" / f"{path.stem}-{fingerprint(path)}-{kind}-v{_VERSION}.safetensors"
+    name = f"{path.stem}-{fingerprint(path)}-{kind}-{form}-v{_VERSION}.safetensors"
+    return cache_folder() / "weights" / name
 
 
 def load_cached(path: Path) -> Weights | None:

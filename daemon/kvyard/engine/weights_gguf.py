@@ -19,7 +19,7 @@ from kvyard.engine.model_config import (
     linear_factors,
     unique_ids,
 )
-from kvyard.engine.weights import Progress, Weights, assemble
+from kvyard.engine.weights import Form, Groups, Progress, Weights, assemble
 
 _GLOBAL = {"embed": "token_embd", "head": "output", "norm": "output_norm"}
 _LAYER = {
@@ -39,11 +39,16 @@ _LAYER = {
 }
 _FAMILIES = ("llama", "qwen2", "qwen3", "gemma3")
 _END_KEYS = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id")
+_BLOCK_BYTES = {
+    gguf.GGMLQuantizationType.Q4_0: 18,
+    gguf.GGMLQuantizationType.Q4_1: 20,
+    gguf.GGMLQuantizationType.Q8_0: 34,
+}
 _REQUIRED = object()
 _HINT = "take a GGUF of the Llama, Qwen 2, Qwen 3 or Gemma 3 family, or a Hugging Face folder"
 
 
-def load_gguf(path: Path, dtype: torch.dtype, progress: Progress) -> Weights:
+def load_gguf(path: Path, dtype: torch.dtype, progress: Progress, form: Form = "dense") -> Weights:
     """Read a whole GGUF file. Raises ModelError for anything that cannot be served."""
     try:
         reader = gguf.GGUFReader(path)
@@ -51,7 +56,7 @@ def load_gguf(path: Path, dtype: torch.dtype, progress: Progress) -> Weights:
         raise ModelError(f"{path} is no readable GGUF file: {error}", "fetch the model again") from error
     source = _GgufSource(reader)
     config = read_config(source)
-    return Weights(config, assemble(source, config, dtype, progress), _end_ids(source))
+    return Weights(config, assemble(source, config, dtype, progress, form), _end_ids(source))
 
 
 def read_config(source: _GgufSource) -> ModelConfig:
@@ -155,6 +160,21 @@ class _GgufSource:
             raise ModelError(f"tensors of the type {kind} are not supported ({tensor.name})", _HINT) from error
         array = np.array(values, dtype=np.float32)  # a copy: the file is mapped read-only
         return self._in_halves(name, torch.from_numpy(array).reshape(self.shape(name)))
+
+    def groups(self, name: str) -> Groups | None:
+        """Q4_0, Q4_1 and Q8_0 as they are: blocks of a float16 scale, an offset (Q4_1) and the codes."""
+        tensor = self._tensors[self.original(name)]
+        if tensor.tensor_type not in _BLOCK_BYTES:
+            return None
+        outputs, inputs = self.shape(name)
+        raw = np.array(tensor.data).reshape(outputs, inputs // 32, _BLOCK_BYTES[tensor.tensor_type])
+        blocks = self._in_halves(name, torch.from_numpy(raw))
+        scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+            return Groups(blocks[..., 2:].contiguous().view(torch.int8), scales, None)
+        if tensor.tensor_type == gguf.GGMLQuantizationType.Q4_0:  # codes count from 8
+            return Groups(blocks[..., 2:], scales, -8 * scales)
+        return Groups(blocks[..., 4:], scales, blocks[..., 2:4].contiguous().view(torch.float16).squeeze(-1))
 
     def _in_halves(self, name: str, tensor: Tensor) -> Tensor:
         """Llama files hold rotary pairs side by side (2i, 2i + 1); the decoder wants them (i, i + d / 2)."""

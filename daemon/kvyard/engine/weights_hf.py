@@ -19,7 +19,7 @@ from kvyard.engine.model_config import (
     llama3_factors,
     unique_ids,
 )
-from kvyard.engine.weights import Progress, Weights, assemble
+from kvyard.engine.weights import Form, Groups, Progress, Weights, assemble
 
 _GLOBAL = {"embed": "model.embed_tokens", "head": "lm_head", "norm": "model.norm"}
 _LAYER = {
@@ -49,12 +49,12 @@ _FAMILIES = {
 }
 
 
-def load_hf(folder: Path, dtype: torch.dtype, progress: Progress) -> Weights:
+def load_hf(folder: Path, dtype: torch.dtype, progress: Progress, form: Form = "dense") -> Weights:
     """Read a whole folder. Raises ModelError for anything that cannot be served."""
     settings = _json(folder / "config.json")
     source = _HfSource(folder, settings.get("model_type") == "gemma3_text")
     config = read_config(settings, source)
-    return Weights(config, assemble(source, config, dtype, progress), _end_ids(folder, settings))
+    return Weights(config, assemble(source, config, dtype, progress, form), _end_ids(folder, settings))
 
 
 def read_config(settings: dict[str, Any], source: _HfSource) -> ModelConfig:
@@ -197,3 +197,7 @@ class _HfSource:
         original = self.original(name)
         tensor: Tensor = self._files[original].get_tensor(original)
         return tensor.float() + 1.0 if self._gemma and name.endswith("norm") else tensor
+
+    def groups(self, name: str) -> Groups | None:
+        """Folders hold plain numbers."""
+        return None

@@ -21,6 +21,8 @@ _LARGE = 8_000_000
 """Weights from which on only pieces of up to 64 rows are tried: the head, which few rows reach."""
 _CALL_ROWS = 120
 """What reading the weights once costs, in rows of arithmetic (measured: 17 ms a step and 0.13 ms a row)."""
+_FEW_ROWS = 8
+"""Rows up to which a quantised matrix is the faster form."""
 _TYPICAL_STEPS = (1, 32, 256)
 
 
@@ -50,7 +52,9 @@ def agreeing_rows(outputs: int, inputs: int, dtype: torch.dtype) -> tuple[int, .
     product = pack(weight, None)
     results = {n: torch.cat([product(x[i : i + n]) for i in _offsets(n, largest)]) for n in candidates}
     groups = {tuple(n for n in candidates if _agree(results[n], results[first])) for first in candidates}
-    return min(sorted(groups), key=lambda group: sum(_cost(group, rows) for rows in _TYPICAL_STEPS if rows <= largest))
+    return min(
+        sorted(groups), key=lambda group: sum(_cost(group, rows) for rows in _TYPICAL_STEPS if rows <= largest)
+    )
 
 
 def _cancelling(outputs: int, inputs: int, rows: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -91,6 +95,16 @@ def pieces(sizes: Sequence[int], rows: int) -> list[int]:
     return chosen
 
 
+class ByRows:
+    """Two forms of one matrix: the quantised one for few rows, whose bytes count, the dense one for many."""
+
+    def __init__(self, few: Product, many: Product) -> None:
+        self._few, self._many = few, many
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._few(x) if len(x) <= _FEW_ROWS else self._many(x)
+
+
 class RowTiles:
     """A product computed in pieces of agreeing row counts, the last one padded with zeros."""
 
@@ -110,4 +124,3 @@ class RowTiles:
             results.append(self._product(padded)[: len(part)])
             begin += size
         return results[0] if len(results) == 1 else torch.cat(results)
-

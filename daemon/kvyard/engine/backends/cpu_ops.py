@@ -7,9 +7,10 @@ from kvyard_kernels import cpu, reference
 from torch import Tensor
 
 from kvyard.engine.backends.base import Batch
-from kvyard.engine.backends.cpu_linear import Product, RowTiles, agreeing_rows, pack
+from kvyard.engine.backends.cpu_linear import ByRows, Product, RowTiles, agreeing_rows, pack
 from kvyard.engine.decoder import Layer
 from kvyard.engine.model_config import ModelConfig, Rope
+from kvyard.engine.weights import Weights
 
 
 class CpuOps:
@@ -24,9 +25,32 @@ class CpuOps:
         self._row_sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
 
-    def linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Product:
-        """Pack; in deterministic mode behind `RowTiles`, whose sizes are found once per shape."""
-        product = pack(weight, bias)
+    def linear(self, name: str, weights: Weights) -> Product:
+        """The quantised matrix alone, or for few rows beside the dense one, or the dense one alone.
+
+        Logits come from the quantised head in float32 whatever the model's type: rounded to bfloat16, the
+        best of them would often be equal.
+        """
+        quantised = self._quantised(name, weights)
+        if quantised is None:
+            return self._dense(name, weights)
+        if name == "head" or not weights.has_matrix(name):
+            return quantised
+        return ByRows(quantised, self._dense(name, weights))
+
+    def _quantised(self, name: str, weights: Weights) -> Product | None:
+        parts = weights.quantised(name)
+        if parts is None:
+            return None
+        outputs = self.config.vocab_size if name == "head" else self.config.outputs(name.rpartition(".")[2])
+        matrix, bias = cpu.Quantised(*parts, outputs), weights.bias(name)
+        dtype = torch.float32 if name == "head" else self.dtype
+        return lambda x: cpu.quantised_product(x, matrix, bias, dtype)
+
+    def _dense(self, name: str, weights: Weights) -> Product:
+        """Packed; in deterministic mode behind `RowTiles`, whose sizes are found once per shape."""
+        weight = weights.matrix(name)
+        product = pack(weight, weights.bias(name))
         if not self._deterministic:
             return product
         outputs, inputs = weight.shape

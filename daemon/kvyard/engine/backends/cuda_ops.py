@@ -13,6 +13,7 @@ from torch import Tensor
 from kvyard.engine.backends.base import Batch, KvGeometry
 from kvyard.engine.decoder import Layer
 from kvyard.engine.model_config import ModelConfig, Rope
+from kvyard.engine.weights import Weights
 
 ROW_TILE = 64
 """Rows of every product in deterministic mode: one shape, so one cuBLAS algorithm, whatever the step's size."""
@@ -74,9 +75,12 @@ class CudaOps:
         self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
         self.embedding = self._move(embedding)
 
-    def linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Product | RowTiles:
+    def linear(self, name: str, weights: Weights) -> Product | RowTiles:
         """Move to the device; in deterministic mode behind `RowTiles`."""
-        product = Product(self._move(weight), None if bias is None else bias.to(self.device, self.dtype))
+        bias = weights.bias(name)
+        product = Product(
+            self._move(weights.matrix(name)), None if bias is None else bias.to(self.device, self.dtype)
+        )
         return RowTiles(product) if self.deterministic else product
 
     def constant(self, tensor: Tensor) -> Tensor:

@@ -35,8 +35,8 @@ class _PlainOps:
         shape = (self.config.layers, 2, blocks, block_size, self.config.kv_heads, self.config.head_dim)
         self.pool = torch.zeros(shape)
 
-    def linear(self, weight: Tensor, bias: Tensor | None, name: str) -> Linear:
-        wide = weight.float()
+    def linear(self, name: str, weights: Weights) -> Linear:
+        wide, bias = weights.matrix(name).float(), weights.bias(name)
         return lambda x: torch.nn.functional.linear(x, wide, bias)
 
     def constant(self, tensor: Tensor) -> Tensor:
