@@ -105,6 +105,22 @@ async def test_swap_before_the_list_came_is_cancel_too() -> None:
         assert daemon.changes() == []
 
 
+async def test_swap_finds_by_typing() -> None:
+    async with watched(readonly=False) as (daemon, app, pilot):
+        await pilot.press("x")
+        await until_text(app, pilot, "vllm-aging -> sarathi")
+        await pilot.press(*"adm arrival")
+        await until_text(app, pilot, "admission: aging -> fcfs")
+        assert app.screen.query_one(OptionList).option_count == 1
+        await pilot.press(*"zz")
+        await until(pilot, lambda: app.screen.query_one(OptionList).option_count == 0)
+        assert app.screen.query_one("#deed", Button).disabled
+        await pilot.press("backspace", "backspace", "enter", "enter", "right", "enter")
+        await until_text(app, pilot, "admission: aging -> fcfs")
+        await until_text(app, pilot, "generation 4")
+        assert [call.params["name"] for call in daemon.changes()] == ["fcfs"]
+
+
 async def test_swap_shows_the_result_with_its_generation() -> None:
     async with watched(readonly=False) as (daemon, app, pilot):
         await pilot.press("x")

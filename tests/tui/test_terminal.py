@@ -128,6 +128,22 @@ def test_it_follows_the_terminal_s_size() -> None:
 
 
 @needs_tmux
+def test_a_storm_of_sizes_leaves_it_alive() -> None:
+    """Fifty sizes in five seconds, from one cell to two hundred columns."""
+    sizes = [(80, 24), (1, 1), (5, 3), (200, 60), (40, 12)]
+    with terminal() as term, daemon(term.folder / "k.sock", "--rows", "40", "--hz", "10"):
+        term.run(command(term.folder / "k.sock"), 10, 3)
+        term.wait(lambda text: "too small" in text)
+        for number in range(50):
+            width, height = sizes[number % len(sizes)]
+            term.tmux("resize-window", "-t", "t", "-x", str(width), "-y", str(height))
+            time.sleep(0.1)
+        term.tmux("resize-window", "-t", "t", "-x", "80", "-y", "24")
+        seen = term.wait(lambda text: "req-0001" in text and "D Drain" in text)
+        assert "Queue time" in seen
+
+
+@needs_tmux
 def test_a_killed_daemon_is_told_and_its_successor_found() -> None:
     with terminal() as term:
         path = term.folder / "k.sock"

@@ -8,6 +8,7 @@ from kvyard.control.client import ControlError
 from kvyard.control.schema import SwapResult
 from textual import on, work
 from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input, Label, OptionList
 
@@ -24,6 +25,12 @@ class ChangeDialog(Dialog[str]):
     DEED: ClassVar[str] = ""
     PROMPT: ClassVar[str] = ""
     METHOD: ClassVar[str] = ""
+    FIND: ClassVar[str] = ""
+    """Shown in the line that narrows the list; empty for none."""
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("down", "highlight('down')", "Next choice", show=False),
+        Binding("up", "highlight('up')", "Previous choice", show=False),
+    ]
 
     def __init__(self, call: Caller) -> None:
         super().__init__()
@@ -34,6 +41,8 @@ class ChangeDialog(Dialog[str]):
         """List, its explanation, values, what will happen, Cancel and the deed."""
         with Vertical(id="box") as box:
             box.border_title = self.TITLE
+            if self.FIND:
+                yield Input(id="find", placeholder=self.FIND, select_on_focus=False)
             yield OptionList(id="choices", markup=False)
             yield Label("", id="about", classes="dim", markup=False)
             yield Label(self.PROMPT, id="prompt", markup=False)
@@ -69,9 +78,11 @@ class ChangeDialog(Dialog[str]):
     @on(Input.Changed)
     def consider(self) -> None:
         """Say what the deed would do with what is picked and typed."""
+        if self._done:
+            return
         choice, plan = self.choice(), self.query_one("#plan", Label)
         possible = False
-        if choice is not None and not self._done:
+        if choice is not None:
             self.query_one("#about", Label).update(clean(self.about(choice)))
             try:
                 plan.update(clean(self.plan(choice, self.query_one("#values", Input).value)))
@@ -90,7 +101,20 @@ class ChangeDialog(Dialog[str]):
         """Enter on a choice goes on to its values."""
         self.query_one("#values").focus()
 
-    @on(Input.Submitted)
+    @on(Input.Submitted, "#find")
+    def found(self) -> None:
+        """Enter takes the highlighted choice, as it does in the list."""
+        self.query_one("#choices", OptionList).action_select()
+
+    def action_highlight(self, way: str) -> None:
+        """Up and down move through the list from wherever the typing is."""
+        choices = self.query_one("#choices", OptionList)
+        if way == "down":
+            choices.action_cursor_down()
+        else:
+            choices.action_cursor_up()
+
+    @on(Input.Submitted, "#values")
     def entered(self) -> None:
         """Enter after the values goes on to the buttons, to Cancel first."""
         self.query_one("#cancel").focus()

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from kvyard.control.client import ControlError
 from kvyard.control.schema import PolicyListing, PolicyRow, Status
 from textual import on, work
-from textual.widgets import OptionList
+from textual.widgets import Input, OptionList
 from textual.widgets.option_list import Option
 
 from kvyard_tui import fmt
@@ -27,12 +27,14 @@ class SwapDialog(ChangeDialog):
     DEED: ClassVar[str] = "Swap"
     PROMPT: ClassVar[str] = "Parameters (name=value name=value; empty for the defaults):"
     METHOD: ClassVar[str] = "policy.swap"
+    FIND: ClassVar[str] = "type to find a policy"
 
     def __init__(self, call: Caller, status: Status) -> None:
         super().__init__(call)
         self._status = status
         self._listed: dict[str, PolicyRow] = {}
         self._described: dict[str, str] = {}
+        self._problems: list[str] = []
 
     def on_mount(self) -> None:
         """Ask for the list; until it is there only Cancel can be pressed."""
@@ -46,17 +48,26 @@ class SwapDialog(ChangeDialog):
         except ControlError as error:
             self._show(said(error), "bad")
             return
-        choices = self.query_one("#choices", OptionList)
         for row in sorted(listing.policies, key=_order):
-            key = f"{row.kind}/{row.name}"
-            if key not in self._listed:
-                self._listed[key] = row
-                choices.add_option(Option(option_text(row), id=key, disabled=bool(row.problem)))
-        for problem in listing.problems:
-            choices.add_option(Option(f"unreadable: {clean(problem)}", disabled=True))
+            self._listed.setdefault(f"{row.kind}/{row.name}", row)
+        self._problems = listing.problems
+        self.fill()
         if self._listed and self.focused is not None and self.focused.id == "cancel":
-            choices.focus()
-            choices.action_first()
+            self.query_one("#find").focus()
+
+    @on(Input.Changed, "#find")
+    def fill(self) -> None:
+        """List what holds every word that is typed; unreadable distributions while nothing is."""
+        words = self.query_one("#find", Input).value.casefold().split()
+        choices = self.query_one("#choices", OptionList)
+        choices.clear_options()
+        for key, row in self._listed.items():
+            if all(word in f"{key} {row.doc}".casefold() for word in words):
+                choices.add_option(Option(option_text(row), id=key, disabled=bool(row.problem)))
+        if not words:
+            choices.add_options(Option(f"unreadable: {clean(problem)}", disabled=True) for problem in self._problems)
+        choices.action_first()
+        self.consider()
 
     @on(OptionList.OptionSelected)
     def describe(self, event: OptionList.OptionSelected) -> None:
