@@ -110,9 +110,15 @@ class FairShareAdmission(AdmissionPolicy):
         for tenant in lines.keys() - stayed:
             served[tenant] = max(served.get(tenant, 0.0), level)
         self._last_arrival = max(seen, *(r.arrival for line in lines.values() for r in line))
-        if len(served) > MANY_TENANTS:  # who is at the level or below would be lifted to it anyway
-            self._served = {tenant: count for tenant, count in served.items() if count > level or tenant in lines}
-            self._tags.clear()
+        if len(served) > MANY_TENANTS:
+            self._forget(level, lines)
+
+    def _forget(self, level: float, lines: Lines) -> None:
+        """Those at the level or below, who would be lifted to it anyway; if need be the smallest debts as well."""
+        debts = {tenant: count for tenant, count in self._served.items() if count > level and tenant not in lines}
+        largest = sorted(debts, key=lambda tenant: -debts[tenant])[: MANY_TENANTS // 2]
+        self._served = {tenant: self._served.get(tenant, level) for tenant in (*largest, *lines)}
+        self._tags.clear()
 
     def _fairest(self, lines: Lines, places: int) -> list[RequestView]:
         """The order in which the lowest counter comes in, each prompt charged as it is taken."""

@@ -65,7 +65,8 @@ class OutputLengthAdmission(AdmissionPolicy):
         take = []
         for _, r in zip(range(max(0, s.slots)), s.waiting, strict=False):
             output = int(self.predict(np.array([r.generated]), np.array([r.max_new]))[0])
-            self.accuracy.promised(r.id, output)
+            if not r.preemptions:
+                self.accuracy.promised(r.id, output)
             take.append((r, max(r.total, min(r.kv_max, r.prompt_len + output))))
         return Admission(take, keep=keep, hold=True)
 
@@ -113,8 +114,8 @@ class Accuracy:
         self.tokens_over = self.tokens_under = 0
 
     def promised(self, id: int, output: int) -> None:
-        """`output` tokens are reserved for a sequence; the first promise counts."""
-        self._promised.setdefault(id, output)
+        """`output` tokens are to be reserved for a sequence that waits; the last promise before it came in counts."""
+        self._promised[id] = output
         if len(self._promised) > 2 * MEMORY:  # those that were cancelled, and those long in the queue
             for old in list(self._promised)[:MEMORY]:
                 del self._promised[old]
