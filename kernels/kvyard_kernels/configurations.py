@@ -22,6 +22,7 @@ TYPE_NAMES = {
     torch.bfloat16: "bf16",
     torch.float16: "fp16",
     torch.float32: "fp32",
+    torch.float64: "fp64",
     torch.int32: "i32",
     torch.int64: "i64",
 }
@@ -144,7 +145,8 @@ def _rowwise(model: ModelShape, dtype: torch.dtype) -> None:
 
 def _sampling(model: ModelShape, dtype: torch.dtype) -> None:
     ops.argmax(_meta(4, model.vocab, dtype=torch.float32))
-    ops.draw(_meta(4, model.vocab, dtype=torch.float32), _meta(4, dtype=torch.float32))
+    numbers = ops.uniforms(_meta(4, dtype=torch.int64), _meta(4, dtype=torch.int64))
+    ops.draw(_meta(4, model.vocab, dtype=torch.float64), numbers)
 
 
 def _build(launch: Launch) -> Build:

@@ -117,7 +117,7 @@ def configurations() -> list[dict[str, Any]]:
 def test_every_kernel_is_among_the_builds(configurations: list[dict[str, Any]]) -> None:
     assert {build["kernel"] for build in configurations} == {
         "decode_split", "decode_merge", "mixed_attention", "rope_and_cache", "rms_norm", "gated",
-        "argmax_chunks", "argmax_merge", "weight_chunks", "draw",
+        "argmax_chunks", "argmax_merge", "weight_chunks", "draw", "uniforms",
     }  # fmt: skip
 
 

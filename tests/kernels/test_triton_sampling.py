@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
-from kvyard_kernels.triton import config, ops
+from kvyard.engine.random import uniform
+from kvyard.engine.sampler import draw_token
+from kvyard.link.messages import Sampling
+from kvyard_kernels.triton import config, ops, sampler
 
 SIZES = [1, 7, 4096, 4097, 49152]
 
@@ -107,7 +111,90 @@ def test_no_rows_and_wrong_shapes(device: torch.device) -> None:
     assert ops.draw(torch.zeros(0, 9, device=device), torch.zeros(0, device=device)).tolist() == []
     with pytest.raises(ValueError, match=r"logits must be \[rows, vocab\]"):
         ops.argmax(torch.zeros(9))
-    with pytest.raises(ValueError, match="must be float32"):
-        ops.draw(torch.zeros(1, 9, dtype=torch.float64), torch.zeros(1))
-    with pytest.raises(ValueError, match=r"uniforms must be \[1\]"):
+    with pytest.raises(ValueError, match="both must be float32 or float64"):
+        ops.draw(torch.zeros(1, 9, dtype=torch.float16), torch.zeros(1))
+    with pytest.raises(ValueError, match=r"numbers must be \[1\]"):
         ops.draw(torch.zeros(1, 9), torch.zeros(2))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 7, 2**31, 2**63 - 1, 2**63, 2**64 - 1])
+def test_uniforms_are_the_engines_numbers(device: torch.device, seed: int) -> None:
+    """Bit for bit: a token may be drawn on either side."""
+    outputs = np.array([0, 1, 2, 40, 4095, 2**31], dtype=np.int64)
+    seeds = np.full(len(outputs), seed, dtype=np.uint64)
+    expected = uniform(seeds, outputs)
+    found = ops.uniforms(torch.from_numpy(seeds.view(np.int64)).to(device), torch.from_numpy(outputs).to(device))
+    assert found.tolist() == expected.tolist()
+
+
+def test_uniforms_of_many_rows_are_spread_and_differ(device: torch.device) -> None:
+    seeds = torch.arange(100, device=device)
+    found = ops.uniforms(seeds, torch.zeros_like(seeds)).cpu()
+    assert len(set(found.tolist())) == 100
+    assert 0 < float(found.min()) < 0.1
+    assert 0.9 < float(found.max()) < 1
+    assert 0.4 < float(found.mean()) < 0.6
+    assert ops.uniforms(seeds[:0], seeds[:0]).shape == (0,)
+
+
+CUTS: list[dict[str, float]] = [
+    {},
+    {"top_k": 1},
+    {"top_k": 5},
+    {"top_k": 10**9},
+    {"top_k": -1},
+    {"top_p": 0.9},
+    {"top_p": 0.3},
+    {"top_p": 1e-9},
+    {"top_p": 0.0},
+    {"min_p": 0.2},
+    {"min_p": 1.0},
+    {"top_k": 20, "top_p": 0.7},
+    {"top_k": 20, "top_p": 0.7, "min_p": 0.05},
+]
+
+
+@pytest.mark.parametrize("temperature", [0.2, 1.0, 3.0])
+def test_sampled_tokens_are_the_engines(device: torch.device, temperature: float) -> None:
+    """Rows of every kind in one call, greedy ones between; each as the engine's sampler draws it alone."""
+    rows = 4 * len(CUTS)
+    x = logits(device, rows, 600)
+    x[:, 100:110] = x[:, 90:91]  # equals
+    heat = torch.tensor([temperature, temperature, temperature, 0.0], dtype=torch.float64).repeat(len(CUTS))
+    wanted = [CUTS[row // 4] for row in range(rows)]
+    seeds = torch.arange(rows) * 977
+    outputs = torch.arange(rows) % 7
+    parameters = sampler.Parameters(
+        heat,
+        seeds,
+        outputs,
+        torch.tensor([int(cut.get("top_k", 0)) for cut in wanted]),
+        torch.tensor([float(cut.get("top_p", 1.0)) for cut in wanted], dtype=torch.float64),
+        torch.tensor([float(cut.get("min_p", 0.0)) for cut in wanted], dtype=torch.float64),
+    )
+    found = sampler.sample(x, parameters).tolist()
+    numbers = uniform(seeds.numpy().view(np.uint64), outputs.numpy())
+    for row in range(rows):
+        line = x[row].cpu().numpy()
+        if heat[row] == 0:
+            assert found[row] == int(line.argmax())
+            continue
+        wish = Sampling(0, temperature, **wanted[row])  # type: ignore[arg-type] # by name
+        cuts = 0 < wish.top_k < 600 or wish.top_p < 1 or wish.min_p > 0
+        assert found[row] == draw_token(line, temperature, float(numbers[row]), wish if cuts else None), wish
+
+
+def test_a_row_is_drawn_alike_in_any_company(device: torch.device) -> None:
+    x = logits(device, 5, 5000)
+    plain = torch.ones(5, dtype=torch.float64)
+
+    def parameters(rows: slice) -> sampler.Parameters:
+        zeros = torch.zeros(5, dtype=torch.int64)[rows]
+        return sampler.Parameters(
+            plain[rows], torch.arange(5)[rows], zeros, zeros, plain[rows], torch.zeros(5, dtype=torch.float64)[rows]
+        )
+
+    together = sampler.sample(x, parameters(slice(None))).tolist()
+    alone = [sampler.sample(x[i : i + 1], parameters(slice(i, i + 1))).item() for i in range(5)]
+    assert alone == together
+    assert len(set(together)) > 1

@@ -15,6 +15,8 @@ VOCAB_CHUNK = 4096
 """Logits that one program of the argmax reads."""
 CANDIDATE_TILE = 1024
 """Chunk winners that the second stage of the argmax reads at once."""
+UNIFORM_TILE = 32
+"""Rows whose random numbers one program makes."""
 GATED_TILE = 1024
 """Elements of one program of the gated activation."""
 

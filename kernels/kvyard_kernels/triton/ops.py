@@ -425,21 +425,39 @@ def argmax(logits: Tensor) -> Tensor:
     return out
 
 
-def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
-    """Ids `[rows]` int64 drawn from non-negative float32 weights `[rows, vocab]`, which need not sum to 1.
+def uniforms(seeds: Tensor, outputs: Tensor) -> Tensor:
+    """Numbers in (0, 1), float64 `[rows]`, of (seed, index of the output token), both int64 `[rows]`.
 
-    uniforms `[rows]` float32 in [0, 1): row i gets the lowest id whose cumulative weight exceeds
-    `uniforms[i] * total`. An id of weight 0 is never drawn; every row needs a positive weight.
+    A seed is a 64-bit key; as int64 it is its two's complement.
+    """
+    _require(seeds.dtype == outputs.dtype == torch.int64, "seeds and outputs must be int64")
+    _require(seeds.dim() == 1 and seeds.shape == outputs.shape, f"{list(seeds.shape)} seeds, {list(outputs.shape)}")
+    out = torch.empty(seeds.shape, dtype=torch.float64, device=seeds.device)
+    if len(out):
+        grid = (triton.cdiv(len(out), config.UNIFORM_TILE),)
+        launch(sampling.uniforms, grid, seeds, outputs, out, len(out), TILE=config.UNIFORM_TILE, warps=1)
+    return out
+
+
+def draw(weights: Tensor, numbers: Tensor) -> Tensor:
+    """Ids `[rows]` int64 drawn from non-negative weights `[rows, vocab]`, which need not sum to 1.
+
+    Weights and numbers are float32 or float64, both the same; numbers `[rows]` lie in [0, 1): row i gets the lowest
+    id whose cumulative weight exceeds `numbers[i] * total`. An id of weight 0 is never drawn; every row needs a
+    positive weight.
     """
     _require(weights.dim() == 2 and weights.stride(1) == 1, f"weights must be [rows, vocab], got {weights.shape}")
-    _require(weights.dtype == uniforms.dtype == torch.float32, "weights and uniforms must be float32")
+    _require(
+        weights.dtype == numbers.dtype and weights.dtype in (torch.float32, torch.float64),
+        f"weights are {weights.dtype} and numbers {numbers.dtype}; both must be float32 or float64",
+    )
     rows, size = weights.shape
-    _require(list(uniforms.shape) == [rows], f"uniforms must be [{rows}], got {list(uniforms.shape)}")
+    _require(list(numbers.shape) == [rows], f"numbers must be [{rows}], got {list(numbers.shape)}")
     out = torch.empty(rows, dtype=torch.int64, device=weights.device)
     if rows == 0:
         return out
     chunks = triton.cdiv(size, config.VOCAB_CHUNK)
-    sums = torch.empty((rows, chunks), dtype=torch.float32, device=weights.device)
+    sums = torch.empty((rows, chunks), dtype=weights.dtype, device=weights.device)
     launch(
         sampling.weight_chunks,
         (rows, chunks),
@@ -456,7 +474,7 @@ def draw(weights: Tensor, uniforms: Tensor) -> Tensor:
         (rows,),
         weights,
         sums,
-        uniforms,
+        numbers,
         out,
         size,
         weights.stride(0),

@@ -1,7 +1,7 @@
 """Choice of a token from a row of logits, in two stages over the vocabulary, so that one row fills the device.
 
 Greedy: the highest logit, the lowest id on ties; NaN counts as -inf. Random: the inverse of the distribution
-function at a number u that the caller derives from (seed, sequence, output index); nothing here has state.
+function at a number that depends on (seed, output index) alone; nothing here has state.
 """
 
 from __future__ import annotations
@@ -76,3 +76,18 @@ def draw(weights, sums, uniforms, out, size, weights_row, chunks, CHUNK: tl.cons
     fallback = tl.max(tl.where(values > 0.0, index, 0), 0)
     choice = tl.minimum(tl.min(tl.where(above, index, 2147483647), 0), fallback)
     tl.store(out + row, choice)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def uniforms(seeds, outputs, out, rows, TILE: tl.constexpr):
+    """Grid `(tiles of rows,)`: 52 bits of Philox 4x32-10 with the seed as key and `(0, output index, 0, 0)` as
+    counter, as a float64 in (0, 1) that is never 0 or 1."""
+    row = tl.program_id(0) * TILE + tl.arange(0, TILE)
+    mask = row < rows
+    seed = tl.load(seeds + row, mask=mask, other=0)
+    output = tl.load(outputs + row, mask=mask, other=0).to(tl.uint32)
+    zero = tl.zeros((TILE,), tl.uint32)
+    first, second, _, _ = tl.philox(seed, zero, output, zero, zero)
+    bits = (first.to(tl.uint64) << 20) | (second.to(tl.uint64) >> 12)
+    number = (bits.to(tl.float64) + 0.5) * 2.220446049250313e-16
+    tl.store(out + row, number, mask=mask)
