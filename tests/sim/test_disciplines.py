@@ -52,7 +52,11 @@ def test_a_discipline_keeps_its_own_parameters() -> None:
 
 
 def test_what_is_offered_is_taken_where_it_is_known_and_not_set() -> None:
-    offered: dict[str, int | float | bool | str] = {"order": "priority", "long_prefill": 9, "nobody_knows": 1}
+    offered: disciplines.Changes = {
+        "admission": {"order": "priority", "nobody_knows": 1},
+        "preemption": {"order": "priority"},
+        "prefill": {"long_prefill": 9},
+    }
     policies = disciplines.make("vllm", {"preemption": {"order": "fcfs"}}, offered)
     assert policies.admission.params.values()["order"] == "priority"
     assert policies.preemption.params.values()["order"] == "fcfs"

@@ -19,11 +19,11 @@ def names() -> list[str]:
     return [row.name for row in registry.list_policies().policies if row.kind == "discipline" and not row.problem]
 
 
-def make(name: str, changes: Changes | None = None, offered: Mapping[str, Value] | None = None) -> PolicySet:
+def make(name: str, changes: Changes | None = None, offered: Changes | None = None) -> PolicySet:
     """The policies of a discipline. Raises RegistryError, ParamError.
 
-    `changes` replaces parameters by kind. `offered` holds values that a policy takes where it declares a
-    parameter of that name, and where `changes` does not set it.
+    `changes` replaces parameters by kind. `offered` holds values that a policy takes where it has a parameter of
+    that name, and where `changes` does not set it.
     """
     if name == "builtin":
         return builtin_set()
@@ -33,7 +33,7 @@ def make(name: str, changes: Changes | None = None, offered: Mapping[str, Value]
         part, values = parts[kind]
         own = dict(values)
         policy = registry.load(kind, part, own).policy
-        own |= {key: value for key, value in (offered or {}).items() if key in policy.params.specs}
+        own |= {key: value for key, value in (offered or {}).get(kind, {}).items() if key in policy.params.specs}
         own |= (changes or {}).get(kind, {})
         policies[kind] = policy if own == dict(values) else registry.load(kind, part, own).policy
     return PolicySet(**policies, discipline=name, names={kind: parts[kind][0] for kind in KINDS})

@@ -4,8 +4,8 @@ A trace is a JSON object: `config` (limits of the scheduler), `requests`, and `s
 scheduled in order, what was sampled, prefix hits at first admission, and who was preempted and finished. A step
 of the trace is a step of the core; `step_seconds` of `config` (default 1) is what each takes, for policies that
 look at the clock, or `step_cost` with `base`, `decode`, `prompt` and `copy` in seconds. `order` and
-`long_prefill_threshold` go to the policies that have such parameters, `params` of `config` to each kind's policy
-by name. A request makes `output_len` tokens, or stops after `stop_after`.
+`long_prefill_threshold` go to the policies that have such parameters, and so do `params` of `config`, by kind.
+A request makes `output_len` tokens, or stops after `stop_after`.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from kvyard.core.guard import Guard
 from kvyard.core.plan import Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import NeverFits, Scheduler
+from kvyard.policy.base import KINDS
 from kvyard.policy.params import Value
 from kvyard.sim import disciplines
 from kvyard.sim.cost import StepCost, copied_blocks
@@ -95,9 +96,10 @@ def _scheduler(config: Mapping[str, Any], discipline: str, changes: Changes | No
         prefix_cache=config.get("prefix_cache", False),
         swap_blocks=config.get("swap_blocks", 0),
     )
-    offered: dict[str, Value] = {ours: config[theirs] for theirs, ours in OFFERED.items() if theirs in config}
-    own = cast("Changes", {kind: {**config.get("params", {}).get(kind, {})} for kind in config.get("params", {})})
-    policies = disciplines.make(discipline, {**own, **(changes or {})}, offered)
+    common: dict[str, Value] = {ours: config[theirs] for theirs, ours in OFFERED.items() if theirs in config}
+    own = config.get("params", {})
+    offered: Changes = {kind: {**common, **own.get(kind, {})} for kind in KINDS}
+    policies = disciplines.make(discipline, changes, offered)
     return Scheduler(limits, policies, clock_ns=lambda: 0, guard=Guard(clock_ns=lambda: 0), salt=b"replay")
 
 

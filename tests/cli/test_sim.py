@@ -1,0 +1,112 @@
+"""`kvyard sim` as a process: JSON for programs, tables for people, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Cli
+from tests.sim.loads import AZURE, GOLDEN, MOONCAKE, TRACES
+
+TRACE = str(next(path for path in TRACES if path.stem == "fcfs_pressure"))
+SHORT = ("--until", "30", "--rate", "2")
+
+
+class TestReplay:
+    """Decision traces."""
+
+    def test_equal_in_every_step(self, lonely: Cli) -> None:
+        done = lonely("sim", "replay", "--discipline", "vllm", TRACE, "--json")
+        assert done.json == {"steps": 343, "equal": 343, "first_difference": None}
+        assert done.status == 0 and done.err == ""
+
+    def test_a_difference_is_shown(self, lonely: Cli) -> None:
+        golden = str(next(path for path in GOLDEN if path.stem == "tgi"))
+        found = lonely("sim", "replay", golden, "-d", "vllm", "--json").json
+        assert found["equal"] < found["steps"] == 12
+        assert set(found["first_difference"]) == {"step", "field", "expected", "found"}
+        out = lonely("sim", "replay", golden, "-d", "vllm").out
+        assert "of 12 steps are equal" in out and "first difference in step" in out
+
+    def test_files_that_are_no_trace(self, lonely: Cli, tmp_path: Path) -> None:
+        path = tmp_path / "t.json"
+        path.write_text("{}")
+        done = lonely("sim", "replay", str(path), "--json")
+        assert done.status == 2
+        assert "no decision trace" in json.loads(done.err)["error"]["message"]
+
+
+class TestRun:
+    """One discipline over arrivals."""
+
+    def test_figures_of_the_whole_and_of_each_request(self, lonely: Cli) -> None:
+        found = lonely("sim", "run", str(AZURE), *SHORT, "--discipline", "sarathi", "--json").json
+        totals, single = found["totals"], found["requests"]
+        assert found["discipline"] == "sarathi"
+        assert totals["requests"] == len(single) == totals["finished"] > 50
+        for name in ("queue_s", "ttft_s", "itl_s", "e2e_s"):
+            assert totals[name]["p50"] <= totals[name]["p95"] <= totals[name]["p99"]
+        assert {"preemptions", "recomputed_tokens", "goodput"} <= set(totals)
+        assert {"queue_s", "ttft_s", "tpot_s", "e2e_s", "preemptions", "recomputed_tokens"} <= set(single[0])
+
+    def test_for_people(self, lonely: Cli) -> None:
+        done = lonely("sim", "run", str(AZURE), *SHORT, "--requests")
+        assert "recomputed_tokens" in done.out and "llama-8b-h100" in done.out
+        assert "WORST ITL" in done.out
+
+    def test_limits_and_parameters(self, lonely: Cli) -> None:
+        words = ("--blocks", "900", "--max-running", "16", "--step-tokens", "512", "--max-tokens", "900")
+        text = "output-length,admission.quantile=0.9"
+        found = lonely("sim", "run", str(AZURE), *SHORT, *words, "-d", text, "--json").json
+        assert found["totals"]["mean_running"] <= 16
+        assert found["policies"]["admission"]["params"]["quantile"] == 0.9
+        assert found["policies"]["admission"]["state"]["outputs"] > 0
+
+    def test_prefixes_are_shared_where_they_are_known(self, lonely: Cli) -> None:
+        found = lonely("sim", "run", str(MOONCAKE), "--until", "10", "--json").json
+        assert found["totals"]["cached_tokens"] > 0
+
+
+class TestCompare:
+    """Several disciplines."""
+
+    def test_a_table(self, lonely: Cli) -> None:
+        out = lonely("sim", "compare", str(AZURE), *SHORT, "-d", "vllm", "-d", "static").out
+        lines = out.splitlines()
+        assert [line.split()[0] for line in lines[-3:]] == ["DISCIPLINE", "vllm", "static"]
+
+    def test_json(self, lonely: Cli) -> None:
+        found = lonely("sim", "compare", str(AZURE), *SHORT, "-d", "vllm", "-d", "sglang", "--json").json
+        assert list(found["disciplines"]) == ["vllm", "sglang"]
+
+
+def test_prefill_against_decode(lonely: Cli) -> None:
+    found = lonely("sim", "prefill-vs-decode", "--prompts", "4", "--json").json["virtual"]
+    assert list(found) == ["vllm", "sarathi", "sglang", "tgi"]
+    assert found["sarathi"]["decode_itl_s"]["p99"] < found["vllm"]["decode_itl_s"]["p99"]
+    assert "ITL p50 / p99 / worst ms" in lonely("sim", "prefill-vs-decode", "--prompts", "2").out
+
+
+def test_machines(lonely: Cli) -> None:
+    assert "llama-8b-h100" in lonely("sim", "machines").out
+    assert {"name", "doc", "cost", "limits", "objective"} == set(lonely("sim", "machines", "--json").json[0])
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("run", str(AZURE), "-d", "none"), "no discipline 'none'"),
+        (("run", str(AZURE), "-d", "vllm,admission.watermark=9"), "watermark"),
+        (("run", "/nonexistent/a.csv"), "cannot be read"),
+        (("run", str(AZURE), "--machine", "abacus"), "no machine 'abacus'"),
+        (("run", str(AZURE), "--rate", "0"), "positive factor"),
+        (("run", str(AZURE), "--blocks", "0"), "positive number"),
+        (("compare", str(AZURE), "-d", "none"), "no discipline 'none'"),
+    ],
+)
+def test_errors_for_people(lonely: Cli, words: tuple[str, ...], said: str) -> None:
+    done = lonely("sim", *words)
+    assert done.status == 2
+    assert said in done.err and done.out == ""
