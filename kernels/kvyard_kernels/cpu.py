@@ -214,13 +214,17 @@ def pack_quantised(codes: Tensor, scales: Tensor, offsets: Tensor | None) -> Qua
     missing = panels * LANES - outputs
     codes = torch.nn.functional.pad(codes.view(torch.uint8), (0, 0, 0, 0, 0, missing))
     stacked = torch.nn.functional.pad(stacked, (0, 0, 0, 0, 0, missing))
-    by_panel = codes.view(panels, LANES, *codes.shape[1:]).permute(0, 2, 3, 1)
+    unit = 1 if offsets is None else 4  # bytes of one output that lie together
+    by_panel = codes.view(panels, LANES, codes.shape[1], -1, unit).permute(0, 2, 3, 1, 4)
     scale_panels = stacked.view(panels, LANES, *stacked.shape[1:]).permute(0, 2, 3, 1)
     return Quantised(by_panel.contiguous().flatten(2), scale_panels.contiguous(), outputs)
 
 
 def quantised_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """`x @ weight.T + bias` in float32, rounded to `dtype`: `[t, inputs]` -> `[t, outputs]`; bias float32."""
+    """`x @ weight.T + bias` in float32, rounded to `dtype`: `[t, inputs]` -> `[t, outputs]`; bias float32.
+
+    A row's bits depend on the row and its type alone.
+    """
     rows, groups, panels = len(x), weight.codes.shape[1], len(weight.codes)
     packed, sums = torch.empty(rows * weight.inputs), torch.empty(rows * groups)
     out = torch.empty(rows, weight.outputs, dtype=dtype)

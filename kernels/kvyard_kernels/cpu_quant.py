@@ -4,14 +4,14 @@ A decode step is bound by reading the weights, so reading 5 or 9 bits instead of
 faster, and nothing is rounded: codes and scales are those of the file. A row's sum is taken in one order
 whatever the number of rows, so results do not depend on the size of the step.
 
-Layout: 16 outputs form a panel. Per panel and group of 32 inputs: 4-bit codes `[16, 16 outputs]` bytes whose
-low halves are the inputs 0 to 15 and high halves 16 to 31, with scales and offsets `[2, 16]` float16; 8-bit
-codes `[32, 16 outputs]` int8 with scales `[16]` float16. A weight is `scale * code + offset`.
+Layout: 16 outputs form a panel. Per panel and group of 32 inputs: 4-bit codes `[4, 16 outputs, 4]` bytes, where
+byte i of an output holds input i in its low and input 16 + i in its high half, with scales and offsets `[2, 16]`
+float16; 8-bit codes `[32, 16 outputs]` int8 with scales `[16]` float16. A weight is `scale * code + offset`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -67,11 +67,13 @@ def _tile(rows: int, bits: int) -> Callable[..., Any]:
                 emit.zero(halves[0] + halves[1])
                 line = emit.offset(x, group.index, 4 * GROUP * rows)
                 base = emit.offset(codes, group.index, 16 * LANES * (1 if bits == 4 else 2))
-                with cgutils.for_range(builder, ir.Constant(_I64, GROUP // 2)) as step:
-                    at = emit.offset(line, step.index, 4 * rows)
-                    for half, column in enumerate(_columns(emit, base, step.index, bits)):
+                with cgutils.for_range(builder, ir.Constant(_I64, 4)) as chunk:
+                    at = emit.offset(line, chunk.index, 4 * 4 * rows)
+                    for half, step, column in _columns(emit, base, chunk.index, bits):
                         for r, place in enumerate(halves[half]):
-                            factor = emit.spread(builder.add(at, ir.Constant(_I64, 4 * (half * 16 * rows + r))))
+                            factor = emit.spread(
+                                builder.add(at, ir.Constant(_I64, 4 * ((half * 16 + step) * rows + r)))
+                            )
                             builder.store(emit.fma(factor, column, builder.load(place)), place)
                 scale = emit.offset(scales, group.index, 2 * LANES * (2 if bits == 4 else 1))
                 group_sums = emit.offset(sums, group.index, 4 * rows) if bits == 4 else None
@@ -86,21 +88,20 @@ def _tile(rows: int, bits: int) -> Callable[..., Any]:
     return tile
 
 
-def _columns(emit: Emit, base: Any, step: Any, bits: int) -> tuple[Any, Any]:
-    """Codes of the inputs `step` and `step + 16` of a group as float32, one lane per output."""
+def _columns(emit: Emit, base: Any, chunk: Any, bits: int) -> Iterator[tuple[int, int, Any]]:
+    """Codes as float32, one lane per output, of the inputs `16 * half + 4 * chunk + step`: `(half, step, codes)`."""
     b, wide = emit.builder, ir.VectorType(_I32, LANES)
-
-    def load(row: Any) -> Any:
-        pointer = b.inttoptr(emit.offset(base, row, LANES), ir.VectorType(_I8, LANES).as_pointer())
-        return b.load(pointer, align=1)
-
     if bits == 4:
-        pair = b.zext(load(step), wide)
-        low = b.and_(pair, ir.Constant(wide, [15] * LANES))
-        high = b.lshr(pair, ir.Constant(wide, [4] * LANES))
-        return emit.from_integers(low), emit.from_integers(high)
-    second = b.add(step, ir.Constant(_I64, 16))
-    return emit.from_integers(b.sext(load(step), wide)), emit.from_integers(b.sext(load(second), wide))
+        nibbles = b.load(b.inttoptr(emit.offset(base, chunk, 4 * LANES), wide.as_pointer()), align=1)
+        for nibble in range(8):
+            shifted = b.lshr(nibbles, ir.Constant(wide, [4 * nibble] * LANES))
+            yield nibble % 2, nibble // 2, emit.from_integers(b.and_(shifted, ir.Constant(wide, [15] * LANES)))
+        return
+    rows = emit.offset(base, chunk, 4 * LANES)
+    for half, step in ((half, step) for step in range(4) for half in range(2)):
+        address = b.add(rows, ir.Constant(_I64, (16 * half + step) * LANES))
+        signed = b.load(b.inttoptr(address, ir.VectorType(_I8, LANES).as_pointer()), align=1)
+        yield half, step, emit.from_integers(b.sext(signed, wide))
 
 
 def _add_group(emit: Emit, totals: Any, halves: Any, scales: Any, sums: Any) -> None:
@@ -149,6 +150,19 @@ def _panel(count: int, x: int, sums: int, codes: int, scales: int, groups: int, 
         _eight_1(x, sums, codes, scales, groups, out)
 
 
+@njit
+def write_panel(panel: int, rows: int, bias: int, out: int, stride: int, lanes: int, bf16: int) -> None:
+    """`[rows, 16]` float32 at `panel`, with the bias at `bias` if any, to `lanes` columns of `out`."""
+    size = 2 if bf16 else 4
+    for r in range(rows):
+        line = panel + r * 64
+        if bias:
+            values, added = f32(line, 16), f32(bias, 16)
+            for lane in range(lanes):
+                values[lane] += added[lane]
+        narrow(line, out + r * stride * size, lanes, bf16)
+
+
 def product(p: int) -> None:
     """Draw panels until none is left. Parameters: `PRODUCT`; `x` and `sums` as `prepare` made them."""
     a = i64(p, 17)
@@ -166,13 +180,8 @@ def product(p: int) -> None:
                 count = together(rows - row)
                 x, sums = a[6] + row * groups * 128, a[7] + row * groups * 4
                 _panel(count, x, sums, a[8] + panel * code_bytes, a[9] + panel * scale_bytes, groups, scratch, bits)
-                for r in range(count):
-                    line = scratch + r * 64
-                    if a[11]:
-                        values, bias = f32(line, 16), f32(a[11] + first * 4, 16)
-                        for lane in range(lanes):
-                            values[lane] += bias[lane]
-                    narrow(line, a[12] + ((row + r) * outputs + first) * size, lanes, a[13])
+                bias = a[11] + first * 4 if a[11] else 0
+                write_panel(scratch, count, bias, a[12] + (row * outputs + first) * size, outputs, lanes, a[13])
                 row += count
         begin = take(p) * batch
 

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from kvyard.engine.model_config import ModelConfig
 from kvyard.engine.weights import Form, Weights
 
-_VERSION = 2
+_VERSION = 3
 """Of names and layout of the joined tensors; another one makes old files miss."""
 
 _SAMPLE = 1 << 20
