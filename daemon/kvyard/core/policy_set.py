@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, cast
 
 from kvyard.core.builtin import BuiltinAdmission, BuiltinPreemption, BuiltinPrefill
 from kvyard.policy.base import KINDS, AdmissionPolicy, Kind, Policy, PreemptionPolicy, PrefillPolicy
-from kvyard.policy.decisions import Shape
+from kvyard.policy.decisions import RUNNING_FIRST, Shape
 
 
 @dataclass(slots=True)
@@ -75,4 +75,6 @@ class Declarations(Policy):
 
     def prefill(self) -> Any:  # noqa: ANN401 - whatever the policy declares
         """A constant shape, or the method."""
+        if type(self._policy).shape is PrefillPolicy.shape:
+            return RUNNING_FIRST
         return self._policy.shape

@@ -10,6 +10,7 @@ from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
+from operator import itemgetter
 
 from kvyard.core.guard import Fault
 from kvyard.core.sequence import SequenceState
@@ -19,6 +20,9 @@ KeyOf = Callable[[SequenceState], OrderKey]
 Entry = tuple[OrderKey, int, SequenceState]
 BUCKET = 512
 """Entries of a bucket before it is split: small enough to shift, large enough to have few buckets."""
+
+
+_LAST = itemgetter(-1)
 
 
 class SortedEntries:
@@ -36,14 +40,7 @@ class SortedEntries:
 
     def _place(self, entry: Entry) -> int:
         """Index of the bucket for `entry`."""
-        low, high = 0, len(self._buckets) - 1
-        while low < high:
-            middle = (low + high) // 2
-            if self._buckets[middle][-1] < entry:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        return bisect_left(self._buckets, entry, hi=len(self._buckets) - 1, key=_LAST)
 
     def add(self, entry: Entry) -> None:
         """Insert in order; keys and arrival numbers together are unique."""

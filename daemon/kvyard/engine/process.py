@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from kvyard.core.advice import PolicySet
 from kvyard.core.guard import Guard
 from kvyard.core.interrupt import SignalTimer
 from kvyard.core.plan import Limits
@@ -83,12 +84,14 @@ class _PolicyWatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Engine:
+class Engine:
+    """A loop that is ready to run, and what it says of itself."""
+
     loop: EngineLoop
     info: EngineInfo
 
 
-def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
+def _build(start: Start, channel: Channel, page: ProgressPage) -> Engine:
     """Everything from the start message to a loop that is ready to run. Raises StartError."""
 
     def progress(what: str, fraction: float) -> None:
@@ -111,6 +114,23 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
         progress=progress,
     )
     size = _allocate(start, loaded)
+    return assemble(start, policies, loader, loaded, size, channel, page)
+
+
+def assemble(
+    start: Start,
+    policies: PolicySet,
+    loader: Loader,
+    loaded: Loaded,
+    size: PoolSize,
+    channel: Channel,
+    page: ProgressPage,
+    clock_ns: Callable[[], int] = time.monotonic_ns,
+) -> Engine:
+    """The loop around a loaded model. Raises Fault when a policy's declarations cannot be used.
+
+    `clock_ns` times the parts of a step.
+    """
     limits = Limits(
         blocks=size.blocks,
         block_size=start.block_size,
@@ -130,7 +150,7 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
     )
     scheduler = Scheduler(limits, policies, clock_ns=time.perf_counter_ns, guard=guard, salt=secrets.token_bytes(16))
     scheduler.import_states(start.policy_state)
-    recorder = Recorder(scheduler, time.monotonic_ns)
+    recorder = Recorder(scheduler, clock_ns)
     recorder.generation = start.generation
     parts = Parts(
         channel=channel,
@@ -142,8 +162,8 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> _Engine:
         controls=Controls(scheduler, loader, recorder),
         block_size=start.block_size,
     )
-    loop = EngineLoop(parts, clock=time.monotonic, clock_ns=time.monotonic_ns, faults=Faults.from_environment())
-    return _Engine(loop, _info(start, loaded, limits, scheduler))
+    loop = EngineLoop(parts, clock=time.monotonic, clock_ns=clock_ns, faults=Faults.from_environment())
+    return Engine(loop, _info(start, loaded, limits, scheduler))
 
 
 def _allocate(start: Start, loaded: Loaded) -> PoolSize:

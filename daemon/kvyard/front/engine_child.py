@@ -102,6 +102,15 @@ class EngineDeath:
         return f"died of {name}"
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that a process has used; 0 when it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def oom_kills() -> int:
     """How many processes the kernel has ended for want of memory, in this group and on this machine."""
     total = 0

@@ -15,7 +15,7 @@ from typing import Protocol
 
 import structlog
 
-from kvyard.front.engine_child import EngineDeath, oom_kills, spawn
+from kvyard.front.engine_child import EngineDeath, cpu_seconds, oom_kills, spawn
 from kvyard.front.engine_link import EngineLink
 from kvyard.front.engine_states import EngineEvent, EngineState, next_state
 from kvyard.link.codec import ToEngine, ToFront
@@ -27,6 +27,8 @@ log = structlog.get_logger(__name__)
 WATCH_S = 0.25
 FIRST_DELAY_S = 0.5
 LONGEST_DELAY_S = 30.0
+COMPUTES_S = 0.3
+"""Processor time within one phase, in seconds, from which on the engine counts as computing in it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,12 @@ class Patience:
     """How long the engine may stay in one phase before it counts as hanging, in seconds.
 
     A policy has its own limits inside the engine (50 ms of CPU, 500 ms of wall time); what is still in
-    a policy after that is stuck in C code. A model step may legally be long: a whole prompt on a slow
-    CPU, or a kernel's first compilation.
+    a policy after that is stuck in C code, or has made itself deaf to the guard. Unless it computes it gets
+    four times as long: a busy machine may keep the engine from running at all. A model step may legally be
+    long: a whole prompt on a slow CPU, or a kernel's first compilation.
     """
 
-    policy: float = 1.5
+    policy: float = 1.0
     step: float = 120.0
     loading: float = 900.0
     leaving: float = 5.0
@@ -88,6 +91,8 @@ class Supervisor:
         self._pidfd = -1
         self._hang: str | None = None
         self._oom_before = 0
+        self._cpu_before = 0.0
+        """Processor time of the engine when its phase was first seen."""
         self._fruitless = 0
         self._gone = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -221,10 +226,12 @@ class Supervisor:
     # ---- watching
 
     async def _watch(self) -> None:
-        child = self._child
+        child, since = self._child, 0
         while child is self._child and child is not None:
             await asyncio.sleep(WATCH_S)
             seen = self.progress()
+            if seen is not None and seen.phase_started != since:
+                since, self._cpu_before = seen.phase_started, cpu_seconds(child.pid)
             reason = self._overdue(seen, time.monotonic_ns()) if seen is not None else None
             if reason is not None and child is self._child:
                 log.error("engine.hangs", reason=reason, pid=child.pid)
@@ -240,7 +247,9 @@ class Supervisor:
         if seen.phase is EnginePhase.IDLE or seen.pid != self.pid:
             return None
         if seen.phase is EnginePhase.POLICY:
-            limit, what = self._patience.policy, f"policy {seen.policy} did not return"
+            computes = cpu_seconds(seen.pid) - self._cpu_before > COMPUTES_S
+            limit = self._patience.policy if computes else 4 * self._patience.policy
+            what = f"policy {seen.policy} did not return"
         elif seen.phase in (EnginePhase.STARTING, EnginePhase.LOADING):
             limit, what = self._patience.loading, "loading did not end"
         else:

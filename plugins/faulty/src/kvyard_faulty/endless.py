@@ -53,7 +53,7 @@ class Finally(FaultyAdmission):
             try:
                 sum(range(100))
             finally:
-                continue  # noqa: B012
+                continue
 
 
 class Regex(FaultyAdmission):

@@ -1,0 +1,147 @@
+"""One faulty policy at a time on a live daemon: swapped in, put out, and what everybody got meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvyard.control.client import Client, ControlError
+
+from tests.e2e.daemon import DaemonProcess, wait_until
+from tests.e2e.metrics import idle_again
+from tests.e2e.streams import Result, run_all, wishes
+from tests.e2e.test_equality import check_equal
+from tests.e2e.timing import limit
+
+FLAGS = (
+    *("--deterministic", "--dtype", "float32", "--kv-blocks", "11"),
+    *("--max-running", "8", "--max-step-tokens", "128"),
+)
+WANTED = wishes(28, seed=91, prompt=(8, 16), output=(3, 7))
+"""Eight run and twenty wait when all have come; the pool is too small for the eight."""
+HARD_S, WALL_S = 0.05, 0.5
+"""The guard's limits: CPU time and wall time of one call."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A policy of `plugins/faulty` and what is to become of it."""
+
+    name: str
+    codes: tuple[str, ...]
+    """Why it may be put out; empty when the core copes with it and nobody is put out."""
+    kind: str = "admission"
+    most_s: float = HARD_S
+    """Most time that the step in which it is put out may spend on scheduling."""
+
+    @property
+    def policy(self) -> str:
+        """`kind/name`."""
+        return f"{self.kind}/faulty-{self.name}"
+
+
+@dataclass
+class Yard:
+    """A daemon with the faulty plugin, and everything it says of its steps."""
+
+    running: DaemonProcess
+    solo: list[Result]
+    client: Client
+    steps: dict[int, dict[str, Any]] = field(default_factory=dict)
+
+    def swap(self, kind: str, name: str) -> dict[str, Any]:
+        """Put a policy in charge."""
+        result: dict[str, Any] = self.client.call("policy.swap", {"kind": kind, "name": name, "params": {}})
+        return result
+
+    def in_charge(self) -> dict[str, str]:
+        """Kind to name."""
+        return {row["kind"]: row["name"] for row in self.client.call("status")["policies"]}
+
+    def ejections(self) -> list[dict[str, Any]]:
+        """Exit records so far."""
+        events = self.client.call("events", {"limit": 1000})
+        return [event["data"] for event in events if event["data"].get("kind") == "ejected"]
+
+    def load(self, during: Callable[[], None] = lambda: None) -> list[Result]:
+        """Run all requests at once and check that each got the logits of its solo run.
+
+        Scheduling begins when all of them wait, so that every run meets the same eight and twenty.
+        """
+
+        async def scene() -> list[Result]:
+            self.client.call("pause")
+            task = asyncio.create_task(run_all(self.running.base, WANTED))
+            await asyncio.to_thread(wait_until, self._all_wait, 20, "all requests to wait")
+            self.client.call("resume")
+            await asyncio.to_thread(during)
+            return await task
+
+        got = asyncio.run(scene())
+        check_equal(got, self.solo, WANTED)
+        idle_again(self.running)
+        return got
+
+    def _all_wait(self) -> bool:
+        return int(self.client.call("requests", {"limit": 1})["total"]) == len(WANTED)
+
+    def restore(self) -> None:
+        """The default discipline in charge, nobody in quarantine."""
+        for entry in self.client.call("status")["quarantine"]:
+            self.client.call("policy.release", {"policy": entry["policy"]})
+        self.swap("discipline", "kvyard")
+
+
+def try_fault(yard: Yard, fault: Fault) -> dict[str, Any] | None:
+    """Swap it in, run the load, check everything; its exit record."""
+    before = len(yard.ejections())
+    try:
+        yard.swap(fault.kind, f"faulty-{fault.name}")
+        yard.load()
+        exits = yard.ejections()[before:]
+        if not fault.codes:
+            assert exits == [], "nobody was to be put out"
+            assert yard.in_charge()[fault.kind] == f"faulty-{fault.name}"
+            return None
+        assert [(record["policy"], record["code"] in fault.codes) for record in exits] == [(fault.policy, True)], (
+            exits
+        )
+        check_exit(yard, fault, exits[0])
+        return exits[0]
+    finally:
+        with contextlib.suppress(ControlError):
+            yard.restore()
+
+
+def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
+    """The record says what an author needs, the built-in is in charge, and the step was not delayed."""
+    assert record["message"]
+    assert record["snapshot"]["step"] == record["step"]
+    assert record["snapshot"]["running"] + record["snapshot"]["waiting"] > 0
+    status = yard.client.call("status")
+    assert yard.in_charge()[fault.kind] == "builtin"
+    assert [entry["policy"] for entry in status["quarantine"]] == [fault.policy]
+    assert status["engine"]["restarts"] == 0
+    step = yard.steps.get(record["step"])
+    if step is not None:
+        assert step["timings"]["schedule"] / 1e9 < limit(fault.most_s) * 3, step["timings"]
+
+
+@contextlib.contextmanager
+def yard_of(running: DaemonProcess, solo: list[Result]) -> Iterator[Yard]:
+    """Connect, and listen to the steps."""
+    with Client(running.socket, timeout=60) as client, Client(running.socket) as listener:
+        yard = Yard(running, solo, client)
+
+        def listen() -> None:
+            with contextlib.suppress(ControlError, OSError):
+                for event in listener.subscribe(["steps"]):
+                    if "step" in event.data:
+                        yard.steps[event.data["step"]] = event.data
+
+        threading.Thread(target=listen, daemon=True).start()
+        yield yard

@@ -1,0 +1,225 @@
+"""Every fault that a policy can have, on the live daemon under eight running and twenty waiting requests."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+from kvyard.control.client import ControlError
+
+from tests.e2e.daemon import DaemonProcess, daemon, wait_until
+from tests.e2e.faults import FLAGS, HARD_S, WALL_S, WANTED, Fault, Yard, try_fault, yard_of
+from tests.e2e.metrics import idle_again, value
+from tests.e2e.streams import Result, run_each
+from tests.e2e.test_plugin import install
+from tests.e2e.timing import limit
+
+FAULTY = Path(__file__).parents[2] / "plugins" / "faulty"
+
+QUICK = [
+    Fault("raises", ("raised",)),
+    Fault("garbage", ("nonsense",)),
+    Fault("finished", ("finished",)),
+    Fault("nobody", ("stalled",)),
+    Fault("sleeps", ("timeout",), most_s=WALL_S),
+    Fault("catches", ("timeout",), most_s=HARD_S),
+    Fault("blocks-signal", ("tampered",)),
+    Fault("thread", ("spawned",)),
+    Fault("file", ("forbidden",)),
+    Fault("memory", ("memory",)),
+    Fault("everybody", ()),
+    Fault("cycle", (), kind="preemption"),
+]
+"""A representative of each way to fail."""
+OTHERS = [
+    Fault("none", ("not-a-decision",)),
+    Fault("unknown", ("unknown",)),
+    Fault("duplicates", ("duplicate",)),
+    Fault("victims-raise", ("raised",), kind="preemption"),
+    Fault("negative", ("nonsense",), kind="prefill"),
+    Fault("shape", ("nonsense",), kind="prefill"),
+    Fault("over-budget", (), kind="prefill"),
+    Fault("overcommits", ()),
+    Fault("starves", ("stalled", "starving")),
+    Fault("loops", ("timeout",)),
+    Fault("suppresses", ("timeout",)),
+    Fault("finally", ("timeout",)),
+    Fault("regex", ("timeout",)),
+    Fault("replaces-handler", ("tampered",)),
+    Fault("stops-timer", ("tampered",)),
+    Fault("fork", ("spawned",)),
+    Fault("command", ("spawned",)),
+    Fault("socket", ("forbidden",)),
+    Fault("module", ("tampered",)),
+    Fault("writes", ("raised",)),
+    Fault("same-victim", (), kind="preemption"),
+]
+DEADLY = [
+    ("c-loop", "hung"),
+    ("segfault", "crashed"),
+    ("exit", "crashed"),
+    ("blocks-and-loops", "hung"),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("faulty-site")
+    install(FAULTY, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def running(site: Path, default_model: Path) -> Iterator[DaemonProcess]:
+    with daemon(*FLAGS, model=default_model, env={"PYTHONPATH": str(site)}) as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
+def solo(running: DaemonProcess) -> list[Result]:
+    return run_each(running.base, WANTED)
+
+
+@pytest.fixture(scope="module")
+def yard(running: DaemonProcess, solo: list[Result]) -> Iterator[Yard]:
+    with yard_of(running, solo) as connected:
+        yield connected
+
+
+@pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
+def test_no_client_notices(yard: Yard, fault: Fault) -> None:
+    record = try_fault(yard, fault)
+    if record is not None and fault.name == "garbage":
+        assert record["snapshot"]["running"] == 8
+        assert record["decisions"][-1]["call"] == "admit"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
+def test_no_client_notices_the_others_either(yard: Yard, fault: Fault) -> None:
+    try_fault(yard, fault)
+    assert not Path("/tmp/kvyard-faulty").exists()
+
+
+def test_a_faulty_part_takes_its_discipline_with_it(yard: Yard) -> None:
+    before = len(yard.ejections())
+    try:
+        yard.swap("discipline", "faulty")
+        yard.load()
+        (record,) = yard.ejections()[before:]
+        assert (record["policy"], record["code"]) == ("admission/faulty-raises", "raised")
+        assert set(yard.in_charge().values()) == {"builtin"}
+    finally:
+        yard.restore()
+
+
+@pytest.mark.parametrize(("name", "says"), [("import", "not on this machine"), ("constructor", "no such table")])
+def test_a_candidate_that_cannot_be_made_changes_nothing(yard: Yard, name: str, says: str) -> None:
+    before = yard.in_charge()
+    with pytest.raises(ControlError, match=says):
+        yard.swap("admission", f"faulty-{name}")
+    assert yard.in_charge() == before
+
+
+def test_a_candidate_that_fails_while_it_takes_over_changes_nothing(yard: Yard) -> None:
+    before, exits = yard.in_charge(), len(yard.ejections())
+
+    def refused() -> None:
+        with pytest.raises(ControlError, match=r"adopt\(\) raised KeyError"):
+            yard.swap("admission", "faulty-adopt")
+
+    yard.load(refused)
+    assert yard.in_charge() == before
+    assert len(yard.ejections()) == exits
+
+
+@pytest.mark.slow
+def test_a_policy_that_cannot_tell_its_state_is_put_out(yard: Yard) -> None:
+    before = len(yard.ejections())
+    try:
+        yard.swap("admission", "faulty-export")
+        wait_until(lambda: (yard.load(), yard.ejections()[before:])[1], 60, "the next export")
+        (record,) = yard.ejections()[before:]
+        assert (record["policy"], record["code"]) == ("admission/faulty-export", "raised")
+    finally:
+        yard.restore()
+
+
+@pytest.mark.parametrize("discipline", ["static", "dynamic-window"])
+def test_waiting_on_purpose_puts_nobody_out(yard: Yard, discipline: str) -> None:
+    before = len(yard.ejections())
+    try:
+        yard.swap("discipline", discipline)
+        yard.load()
+        assert yard.ejections()[before:] == []
+        assert yard.client.call("status")["discipline"] == discipline
+    finally:
+        yard.restore()
+
+
+def deadly(site: Path, default_model: Path, solo: list[Result], faults: list[tuple[str, str]]) -> None:
+    """Each of them takes its engine down; all on one daemon."""
+    with (
+        daemon(*FLAGS, model=default_model, env={"PYTHONPATH": str(site)}) as running,
+        yard_of(running, solo) as yard,
+    ):
+        for number, (name, code) in enumerate(faults, 1):
+            yard.swap("admission", f"faulty-{name}")
+            yard.load()
+            wait_until(partial(told, yard, number), 10, "the exit record")
+            record = yard.ejections()[-1]
+            assert (record["policy"], record["code"]) == (f"admission/faulty-{name}", code)
+            check_back_soon(yard)
+            if code == "hung":
+                assert "deadly.py" in record["traceback"], "the stack names the place"
+            status = yard.client.call("status")
+            assert status["engine"]["restarts"] == number
+            assert yard.in_charge()["admission"] == "builtin"
+            assert [entry["policy"] for entry in status["quarantine"]] == [f"admission/faulty-{name}"]
+            with pytest.raises(ControlError, match="quarantine"):
+                yard.swap("admission", f"faulty-{name}")
+            assert value(running, "kvyard_policy_ejections_total", kind="admission", code=code) >= 1
+            yard.restore()
+        idle_again(running)
+
+
+def told(yard: Yard, count: int) -> bool:
+    """So many exit records are there."""
+    return len(yard.ejections()) == count
+
+
+def check_back_soon(yard: Yard) -> None:
+    """From the fault to a new engine that serves in five seconds: a hang, its detection and the start."""
+    events = yard.client.call("events", {"limit": 20})
+    at = {event["data"]["kind"]: event["at"] for event in events}
+    hang = re.search(r"did not return for ([0-9.]+) s", yard.ejections()[-1]["message"])
+    away = at["engine"] - at["ejected"] + (float(hang[1]) if hang else 0.0)
+    assert 0 < away < limit(5)
+
+
+@pytest.mark.timeout(180)
+def test_what_takes_the_engine_down_is_known_and_put_away(
+    site: Path, default_model: Path, solo: list[Result]
+) -> None:
+    deadly(site, default_model, solo, DEADLY[:2])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_the_other_ways_to_take_the_engine_down(site: Path, default_model: Path, solo: list[Result]) -> None:
+    deadly(site, default_model, solo, DEADLY[2:])
+
+
+def test_a_slow_model_is_nobodys_fault(default_model: Path, solo: list[Result]) -> None:
+    faults = json.dumps([{"point": "model", "action": "sleep", "seconds": 0.8, "step": step} for step in (5, 9, 14)])
+    with (
+        daemon(*FLAGS, model=default_model, env={"KVYARD_TEST_FAULTS": faults}) as running,
+        yard_of(running, solo) as yard,
+    ):
+        yard.load()
+        assert yard.ejections() == []
+        assert yard.client.call("status")["discipline"] == "kvyard"
