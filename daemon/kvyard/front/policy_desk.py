@@ -14,6 +14,7 @@ from typing import Any, Protocol
 from kvyard.control.schema import QuarantineEntry, SwapResult
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
+from kvyard.front.policy_listing import vet
 from kvyard.front.quarantine import Quarantine
 from kvyard.link.messages import Ejected, EngineInfo, Reply
 from kvyard.policy.base import KINDS
@@ -77,6 +78,8 @@ class PolicyDesk:
         """Put a policy or a discipline in charge; returns when it is."""
         self._check_kind(kind)
         async with self._one_change():
+            if f"{kind}/{name}" not in self.blocked_names():
+                await vet(kind, name)
             result = self._result(
                 await self.ask(
                     "swap",

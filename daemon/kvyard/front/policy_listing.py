@@ -13,6 +13,7 @@ from typing import Any
 
 from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
 from kvyard.front.operations import OperationError
+from kvyard.policy.discovery import OWN_DISTRIBUTION, discover
 from kvyard.policy.registry import list_policies
 
 SCRATCH_LIMIT_S = 20.0
@@ -39,6 +40,20 @@ def listing(active: Collection[tuple[str, str]], quarantined: list[QuarantineEnt
             )
         )
     return PolicyListing(rows, list(found.problems))
+
+
+async def vet(kind: str, name: str) -> None:
+    """Load somebody else's policy, or the parts of a discipline, in a scratch process before the engine does.
+
+    A module that hangs or crashes so never reaches the engine. What is not installed is the registry's to say.
+    Raises OperationError.
+    """
+    offer = (await asyncio.to_thread(discover)).offers.get((kind, name))
+    if offer is None or offer.distribution == OWN_DISTRIBUTION:
+        return
+    described = await describe_installed(kind, name)
+    for part, bundle in described.get("parts", {}).items():
+        await vet(part, bundle["name"])
 
 
 async def describe_installed(kind: str, name: str) -> Mapping[str, Any]:
