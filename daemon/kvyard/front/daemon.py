@@ -130,6 +130,12 @@ class Daemon:
         self.log.add("drain", "drained")
         return 0
 
+    def status_line(self) -> str:
+        """One line for the service manager."""
+        if self.serving.not_ready_reason:
+            return self.serving.not_ready_reason
+        return f"serving {self.model.id}; {self.desk.in_charge.discipline or 'mixed'} discipline in charge"
+
     def reload(self, reread: Callable[[], Settings]) -> None:
         """SIGHUP: take over the live settings that changed, name those that need a restart."""
         try:

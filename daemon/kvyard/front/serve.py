@@ -30,6 +30,7 @@ from kvyard.front.http.settings import HttpSettings
 from kvyard.front.http_server import HttpServer, ListenError, address_of, bind
 from kvyard.front.models import ModelError, ModelRef, resolve_or_pull
 from kvyard.front.models.inspect import inspect
+from kvyard.front.notify import Notifier
 from kvyard.front.settings import Settings
 from kvyard.front.text.errors import ModelTextError
 from kvyard.front.text.support import TextSupport
@@ -115,9 +116,14 @@ async def _run(
     )
     http = HttpServer(app, listening)
     await control.start(daemon)
-    tasks = [asyncio.create_task(http.serve()), asyncio.create_task(daemon.sweep())]
+    notifier = Notifier()
+    tasks = [
+        asyncio.create_task(http.serve()),
+        asyncio.create_task(daemon.sweep()),
+        asyncio.create_task(notifier.watch(daemon.supervisor.in_time, daemon.status_line)),
+    ]
     try:
-        return await _live(daemon, http, stop, address)
+        return await _live(daemon, http, stop, address, notifier)
     finally:
         await control.close()
         await daemon.supervisor.stop()
@@ -127,18 +133,20 @@ async def _run(
         text.close()
 
 
-async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str) -> int:
+async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str, notifier: Notifier) -> int:
     stopping = asyncio.create_task(stop.drain.wait())
     first: set[asyncio.Future[Any]] = {daemon.first_ready, stopping}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if daemon.first_ready.done():
         try:
             _announce(daemon, daemon.first_ready.result(), address)
+            notifier.send(READY=1)
         except EngineRefused as error:
             http.stop(force=True)
             stopping.cancel()
             return _refuse(error.refused.message, error.refused.hint)
         await stopping
+    notifier.send(STOPPING=1)
     await _drain(daemon, http, stop)
     return OK
 

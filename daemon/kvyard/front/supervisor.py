@@ -148,6 +148,11 @@ class Supervisor:
         """What the engine does at this moment."""
         return self._page.read() if self._page is not None else None
 
+    def in_time(self) -> bool:
+        """The engine is not overdue in any phase, or a new one is on its way: progress, for a watchdog."""
+        seen = self.progress()
+        return seen is None or self._overdue(seen, time.monotonic_ns()) is None
+
     def productive(self) -> None:
         """The engine produced something: its next death is not a failure to start."""
         self._fruitless = 0

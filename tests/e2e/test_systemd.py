@@ -1,0 +1,79 @@
+"""Under a service manager: ready when it serves, pings while it makes progress, a notice before it stops."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from tests.e2e.daemon import daemon
+from tests.e2e.timing import limit
+
+UNIT = Path(__file__).parents[2] / "deploy" / "systemd" / "kvyard.service"
+
+
+@pytest.fixture
+def manager(tmp_path: Path) -> Iterator[socket.socket]:
+    sock = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+    sock.bind(str(tmp_path / "notify"))
+    sock.settimeout(30)
+    yield sock
+    sock.close()
+
+
+def until(manager: socket.socket, wanted: str, seconds: float) -> list[str]:
+    """Lines received up to the wanted one."""
+    lines: list[str] = []
+    end = time.monotonic() + seconds
+    while wanted not in lines:
+        assert time.monotonic() < end, f"no {wanted} within {seconds} s: {lines}"
+        lines += manager.recv(4096).decode().splitlines()
+    return lines
+
+
+def test_LIFECYCLE_12_and_13_ready_pings_and_stopping(default_model: Path, manager: socket.socket) -> None:
+    env = {"NOTIFY_SOCKET": str(manager.getsockname()), "WATCHDOG_USEC": "1500000"}
+    with daemon(model=default_model, env=env) as running:
+        until(manager, "READY=1", limit(30))
+        body = {"model": "smollm2-135m", "prompt": "x", "max_tokens": 1}
+        assert httpx.post(running.base + "/v1/completions", json=body, timeout=30).status_code == 200
+        began = time.monotonic()
+        for _ in range(3):
+            until(manager, "WATCHDOG=1", limit(2))
+        assert time.monotonic() - began < 3 * limit(0.75)
+        running.process.terminate()
+        until(manager, "STOPPING=1", limit(5))
+        assert running.process.wait(limit(10)) == 0
+
+
+def test_LIFECYCLE_12_a_broken_model_is_never_ready(manager: socket.socket, tmp_path: Path) -> None:
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(b"GGUF" + bytes(100))
+    with daemon(model=broken, env={"NOTIFY_SOCKET": str(manager.getsockname())}, wait=False) as running:
+        assert running.process.wait(limit(20)) != 0
+        assert "Traceback" not in running.log
+        manager.setblocking(False)
+        said = b""
+        try:
+            while True:
+                said += manager.recv(4096)
+        except BlockingIOError:
+            pass
+        assert b"READY=1" not in said
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+def test_the_unit_is_tight() -> None:
+    done = subprocess.run(
+        ["systemd-analyze", "security", "--offline=true", "--threshold=30", str(UNIT)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:]
