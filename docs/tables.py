@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import cast
 
 from kvyard.cli.app import build
 from kvyard.cli.errors import STATUSES
@@ -11,6 +12,9 @@ from kvyard.control.schema import METHODS
 from kvyard.front.events import KINDS
 from kvyard.front.metrics import Metrics
 from kvyard.front.settings import PREFIX, Settings
+from kvyard.policy.base import Kind
+from kvyard.policy.faults import CODES
+from kvyard.policy.registry import list_policies, load, load_discipline
 
 DOCS = Path(__file__).parent
 LIST = "<!-- table: {name} -->"
@@ -96,10 +100,56 @@ def _leaves(name: str, command: object) -> list[tuple[str, object]]:
     return [leaf for key, child in children.items() for leaf in _leaves(f"{name} {key}", child)]
 
 
+def exit_codes() -> str:
+    return _table(["code", "meaning"], [[f"`{code}`", text] for code, text in CODES.items()])
+
+
+def policies() -> str:
+    rows = [
+        [item.kind, f"`{item.name}`", item.doc.partition("\n\n")[0]]
+        for item in list_policies().policies
+        if item.distribution == "kvyard" and item.kind != "discipline"
+    ]
+    return _table(["kind", "name", "what it does"], rows)
+
+
+def disciplines() -> str:
+    rows = []
+    for item in list_policies().policies:
+        if item.distribution == "kvyard" and item.kind == "discipline":
+            bundle = load_discipline(item.name)
+            parts = [f"{kind} `{name}`{_values(params)}" for kind, (name, params) in bundle.parts.items()]
+            rows.append([f"`{item.name}`", bundle.doc.partition("\n\n")[0], "; ".join(parts)])
+    return _table(["discipline", "what it is", "its parts"], rows)
+
+
+def _values(params: Mapping[str, object]) -> str:
+    return f" ({', '.join(f'{name}={value}' for name, value in params.items())})" if params else ""
+
+
+def parameters() -> str:
+    rows = []
+    for item in list_policies().policies:
+        if item.distribution != "kvyard" or item.kind == "discipline":
+            continue
+        for row in load(cast("Kind", item.kind), item.name).policy.params.describe():
+            bounds = ", ".join(map(str, row["choices"])) if row["choices"] else _range(row["ge"], row["le"])
+            unit = f"{row['unit']}. " if row["unit"] else ""
+            rows.append(
+                [f"{item.kind} `{item.name}`", f"`{row['name']}`", str(row["default"]), bounds, row["change"], unit + row["doc"]]
+            )
+    return _table(["policy", "parameter", "default", "values", "change", "what it is"], rows)
+
+
+def _range(low: object, high: object) -> str:
+    return " ".join(f"{word} {bound}" for word, bound in (("from", low), ("to", high)) if bound is not None)
+
+
 TABLES: dict[str, dict[str, Callable[[], str]]] = {
     "control.md": {"methods": methods, "events": event_kinds},
     "configuration.md": {"settings": settings},
     "metrics.md": {"series": series},
+    "policies.md": {"disciplines": disciplines, "policies": policies, "parameters": parameters, "codes": exit_codes},
     "cli.md": {"commands": commands, "statuses": statuses},
 }
 

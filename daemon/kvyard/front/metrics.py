@@ -21,6 +21,7 @@ from kvyard.front.stats import Stats
 from kvyard.link.messages import EngineInfo
 from kvyard.link.record import StepRecord
 from kvyard.policy.base import KINDS
+from kvyard.policy.faults import CODES
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -29,10 +30,7 @@ HOWS: Final = ("recompute", "swap", "other")
 WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "paused", "recovering", "policy")
 """Reasons of the core; any other text is a policy's own and counts as `policy`."""
 OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
-EJECTION_CODES: Final = (
-    "raised", "timeout", "too-slow", "hung", "nonsense", "not-a-decision", "duplicate", "unknown", "finished",
-    "not-waiting", "not-running", "overridden", "stalled", "starved", "memory", "forbidden", "other",
-)  # fmt: skip
+EJECTION_CODES: Final = (*CODES, "other")
 REFUSAL_CODES: Final = (
     "queue_full", "context_length_exceeded", "empty_prompt", "starting", "draining", "other",
 )  # fmt: skip

@@ -1,0 +1,27 @@
+"""Why a policy is put out: every code of an exit record, with its meaning. One list for guard, metrics and docs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CODES: Mapping[str, str] = {
+    "raised": "it raised an exception",
+    "not-a-decision": "it returned something that is no decision",
+    "nonsense": "a decision with impossible values: a negative count, a list where a tuple belongs, not a number",
+    "duplicate": "a decision names a request twice",
+    "unknown": "a decision names something that is no request of the snapshot",
+    "finished": "a decision names a request that has ended",
+    "not-waiting": "an admission names a request that does not wait",
+    "not-running": "a victim does not run",
+    "timeout": "one call took more than 50 ms of CPU time or 500 ms in all",
+    "too-slow": "20 of 100 calls took more than 2 ms of CPU time",
+    "overridden": "the core had to override half of its last hundred decisions",
+    "stalled": "work waits and nothing is scheduled for a second, with no wake-up declared",
+    "starving": "a request is passed over by more than a thousand others, or too long",
+    "memory": "it asked for more memory than a policy may take",
+    "spawned": "it tried to start a thread or a process",
+    "forbidden": "it tried to open a file or a socket",
+    "tampered": "it changed the guard's timer or its signal, or replaced a module of kvyard",
+    "hung": "the engine was stuck in its code and had to be ended",
+    "crashed": "the engine ended while its code ran",
+}
