@@ -1,0 +1,101 @@
+"""The policy desk: what is in charge is what the engine said, one change at a time, ejections remembered."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from kvyard.front.events import EventLog
+from kvyard.front.operations import OperationError, Who
+from kvyard.front.policy_desk import BUILTIN, PolicyDesk
+from kvyard.front.quarantine import Quarantine
+from kvyard.link.messages import Ejected, Reply
+
+WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
+
+
+class Engine:
+    """What the desk asks, and the test's answers."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, dict[str, object]]] = []
+        self.waiting: list[Any] = []
+        self.refusal: Reply | None = None
+        self.generation = 0
+        self.slow = False
+
+    def __call__(self, method: str, params: dict[str, object], done: Any) -> None:  # noqa: ANN401 - a callback
+        self.asked.append((method, params))
+        if self.slow:
+            self.waiting.append(done)
+        else:
+            done(self.refusal or self.done(params))
+
+    def done(self, params: dict[str, object]) -> Reply:
+        self.generation += 1
+        current = {"admission": "a", "preemption": "p", "prefill": "f"}
+        if params.get("kind") in current:
+            current[str(params["kind"])] = str(params.get("name", "a"))
+        return Reply(1, {"generation": self.generation, "current": current, "previous": {}, "step": 9})
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def desk(engine: Engine) -> PolicyDesk:
+    return PolicyDesk("kvyard", Quarantine(None), EventLog(), engine)
+
+
+async def test_a_swap_is_in_charge_for_the_next_engine_too(desk: PolicyDesk, engine: Engine) -> None:
+    result = await desk.swap("admission", "mine", {"x": 1}, WHO)
+    assert (result.generation, result.current["admission"], result.step) == (1, "mine", 9)
+    assert desk.in_charge.policies == {"admission": ("mine", {"x": 1})}
+    await desk.swap("discipline", "vllm", {}, WHO)
+    assert (desk.in_charge.discipline, desk.in_charge.policies, desk.in_charge.generation) == ("vllm", {}, 2)
+
+
+async def test_a_refused_candidate_changes_nothing(desk: PolicyDesk, engine: Engine) -> None:
+    engine.refusal = Reply(1, error="no such policy", code="unknown")
+    with pytest.raises(OperationError, match="no such policy") as error:
+        await desk.swap("admission", "mine", {}, WHO)
+    assert error.value.code == "unknown"
+    assert desk.in_charge.policies == {}
+    assert desk.in_charge.generation == 0
+
+
+async def test_one_change_at_a_time(desk: PolicyDesk, engine: Engine) -> None:
+    engine.slow = True
+    first = asyncio.create_task(desk.swap("admission", "mine", {}, WHO))
+    while not engine.waiting:
+        await asyncio.sleep(0.01)
+    with pytest.raises(OperationError, match="another policy change is under way"):
+        await desk.swap("prefill", "other", {}, WHO)
+    engine.waiting[0](engine.done({"kind": "admission", "name": "mine"}))
+    assert (await first).ok
+    engine.slow = False
+    assert (await desk.swap("prefill", "other", {}, WHO)).ok
+
+
+@pytest.mark.parametrize("kind", ["admision", "", "disciplines"])
+async def test_a_wrong_kind_is_named(desk: PolicyDesk, engine: Engine, kind: str) -> None:
+    with pytest.raises(OperationError, match="not a kind of policy"):
+        await desk.swap(kind, "x", {}, WHO)
+    assert engine.asked == []
+
+
+async def test_an_ejected_discipline_leaves_the_built_ins_in_charge(desk: PolicyDesk, engine: Engine) -> None:
+    await desk.swap("discipline", "theirs", {}, WHO)
+    desk.ejected(Ejected("admission/bad", "raised", "no", 5, with_it=["preemption/p", "prefill/f"]))
+    assert desk.in_charge.policies == dict.fromkeys(("admission", "preemption", "prefill"), (BUILTIN, {}))
+    assert desk.blocked_names() == ["admission/bad"]
+    assert desk.ejections == {"admission/bad": 1}
+    await desk.swap("admission", "good", {}, WHO)
+    assert engine.asked[-1][1]["quarantined"] == ["admission/bad"]
+    desk.release("admission/bad", WHO)
+    assert desk.blocked_names() == []
+    with pytest.raises(OperationError, match="not in quarantine"):
+        desk.release("admission/bad", WHO)
