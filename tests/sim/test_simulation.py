@@ -7,10 +7,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.core.advice import PolicySet
-from kvyard.policy import Admission, AdmissionPolicy, PreemptionPolicy, PrefillPolicy, Snapshot, nobody
+from kvyard.core.conduct import ConductLimits
+from kvyard.policy import (
+    Admission,
+    AdmissionPolicy,
+    OrderKey,
+    PreemptionPolicy,
+    PrefillPolicy,
+    RequestView,
+    Snapshot,
+    nobody,
+)
 from kvyard.sim import disciplines, simulation
 from kvyard.sim.arrivals import Arrival, read_arrivals
-from kvyard.sim.simulation import Simulation, Stalled
+from kvyard.sim.simulation import UNDISTURBED, Simulation, Stalled
 
 from tests.sim.loads import COST, MOONCAKE, crowd, limits, simulate
 
@@ -133,6 +143,22 @@ def test_a_policy_that_fails_is_put_out_and_named() -> None:
     run = Simulation(crowd(20), policies, limits(), COST).to_the_end()
     assert [(left.kind, left.code) for left in run.exits] == [("admission", "raised")]
     assert run.observer.ended == 20, "the built-in went on"
+
+
+class NewestFirst(AdmissionPolicy):
+    """Starves those that came first."""
+
+    def key(self, r: RequestView) -> OrderKey:
+        return (-r.arrival,)
+
+
+def test_starving_is_seen_as_it_is_unless_the_daemons_conduct_is_asked_for() -> None:
+    load = [Arrival(0.01 * n, 20, 20, 20) for n in range(2000)]
+    for conduct, codes in ((UNDISTURBED, []), (ConductLimits(), ["starving"])):
+        policies = PolicySet(NewestFirst(), PreemptionPolicy(), PrefillPolicy())
+        run = Simulation(load, policies, limits(), COST, conduct).to_the_end()
+        assert [left.code for left in run.exits] == codes
+        assert run.observer.ended == 2000
 
 
 def test_the_step_time_model_learns_from_virtual_steps() -> None:

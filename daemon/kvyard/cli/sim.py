@@ -17,6 +17,7 @@ from kvyard.cli.options import JsonOption
 from kvyard.cli.output import clean, duration, say, say_json, table
 
 if TYPE_CHECKING:
+    from kvyard.core.conduct import ConductLimits
     from kvyard.core.plan import Limits
     from kvyard.sim.arrivals import Arrival
     from kvyard.sim.cost import Machine
@@ -47,6 +48,9 @@ BlocksOption = Annotated[int | None, typer.Option("--blocks", help="KV blocks of
 RunningOption = Annotated[int | None, typer.Option("--max-running", help="Places.", show_default=False)]
 TokensOption = Annotated[int | None, typer.Option("--step-tokens", help="Tokens of a step.", show_default=False)]
 SwapOption = Annotated[int | None, typer.Option("--swap-blocks", help="Blocks of the host pool.", show_default=False)]
+ConductOption = Annotated[
+    bool, typer.Option("--conduct", help="Put out who stands still or starves others, as the daemon does.")
+]
 RequestsOption = Annotated[bool, typer.Option("--requests", help="Also a line for each request.")]
 
 
@@ -70,6 +74,7 @@ def run(
     max_running: RunningOption = None,
     step_tokens: TokensOption = None,
     swap_blocks: SwapOption = None,
+    conduct: ConductOption = False,
     requests: RequestsOption = False,
     json: JsonOption = False,
 ) -> None:
@@ -80,14 +85,15 @@ def run(
     with told_errors():
         load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
         limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
-        result = simulate(discipline, load, chosen, limits, Bar(discipline))
+        result = simulate(discipline, load, chosen, limits, Bar(discipline), _conduct(conduct))
     totals = figures.totals(result, chosen.objective, limits.blocks)
     single = figures.requests(result)
     head = {"discipline": discipline, "machine": chosen.name, "arrivals": str(arrivals), "rate": rate}
     if json:
         say_json({**head, "totals": totals, "requests": single, "policies": result.state})
         return
-    say(f"{clean(discipline)} over {len(load)} requests on {chosen.name}: {clean(chosen.doc)}")
+    say(f"{clean(discipline)} over {len(load)} requests at {rate:g} times their rate")
+    say("\n".join(_conditions(chosen, limits)))
     say("\n".join(_outline(totals)))
     if requests:
         say("\n".join(_request_table(single)))
@@ -105,6 +111,7 @@ def compare(
     max_running: RunningOption = None,
     step_tokens: TokensOption = None,
     swap_blocks: SwapOption = None,
+    conduct: ConductOption = False,
     json: JsonOption = False,
 ) -> None:
     """Run several disciplines over the same arrivals, and print their figures side by side."""
@@ -115,13 +122,12 @@ def compare(
         load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
         limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
         names = discipline or disciplines.names()
-        results = list(sides.compare(names, load, chosen, limits, Bar))
+        results = list(sides.compare(names, load, chosen, limits, Bar, _conduct(conduct)))
     if json:
         say_json({"machine": chosen.name, "rate": rate, "requests": len(load), "disciplines": dict(results)})
         return
-    say(f"{len(load)} requests at {rate:g} times their rate on {chosen.name}: {clean(chosen.doc)}")
-    good = chosen.objective
-    say(f"GOOD: first token within {good.ttft:g} s, {1e3 * good.tpot:g} ms a token after it on average")
+    say(f"{len(load)} requests at {rate:g} times their rate")
+    say("\n".join(_conditions(chosen, limits)))
     say("\n".join(table(sides.HEAD, [sides.row(name, totals) for name, totals in results])))
     for _, totals in results:
         _tell_ejected(totals)
@@ -246,6 +252,13 @@ def _machine(name: str) -> Machine:
     return MACHINES[name]
 
 
+def _conduct(as_the_daemon: bool) -> ConductLimits:
+    from kvyard.core.conduct import ConductLimits
+    from kvyard.sim.simulation import UNDISTURBED
+
+    return ConductLimits() if as_the_daemon else UNDISTURBED
+
+
 def _limits(
     machine: Machine,
     load: list[Arrival],
@@ -261,6 +274,17 @@ def _limits(
             raise CliError(f"{name} is a positive number, not {value}", "", USAGE, "bad-params")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return replace(machine.limits, prefix_cache=any(arrival.hash_ids for arrival in load), **changes)
+
+
+def _conditions(machine: Machine, limits: Limits) -> list[str]:
+    """What the figures hold for."""
+    good = machine.objective
+    return [
+        f"on {machine.name}: {clean(machine.doc)}",
+        f"{limits.blocks:,} KV blocks of {limits.block_size} tokens, {limits.max_running} places,"
+        f" {limits.max_step_tokens:,} tokens a step",
+        f"good: first token within {good.ttft:g} s, {1e3 * good.tpot:g} ms a token after it on average",
+    ]
 
 
 def _outline(totals: dict[str, Any]) -> list[str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from kvyard.core.conduct import ConductLimits
 from kvyard.core.plan import Limits
 from kvyard.sim import disciplines
 from kvyard.sim.arrivals import Arrival
 from kvyard.sim.cost import Machine
 from kvyard.sim.figures import totals
-from kvyard.sim.simulation import Progress, Run, Simulation
+from kvyard.sim.simulation import UNDISTURBED, Progress, Run, Simulation
 
 HEAD = (
     "DISCIPLINE",
@@ -33,10 +34,11 @@ def simulate(
     machine: Machine,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    conduct: ConductLimits = UNDISTURBED,
 ) -> Run:
     """One discipline, `NAME[,kind.parameter=value...]`. Raises RegistryError, ParamError, Stalled."""
     policies = disciplines.make(*disciplines.parse(text))
-    return Simulation(arrivals, policies, limits or machine.limits, machine.cost).to_the_end(progress)
+    return Simulation(arrivals, policies, limits or machine.limits, machine.cost, conduct).to_the_end(progress)
 
 
 def compare(
@@ -45,11 +47,12 @@ def compare(
     machine: Machine,
     limits: Limits | None = None,
     progress: Callable[[str], Progress] | None = None,
+    conduct: ConductLimits = UNDISTURBED,
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Total figures of each discipline as it is done."""
     blocks = (limits or machine.limits).blocks
     for text in texts:
-        run = simulate(text, arrivals, machine, limits, progress(text) if progress else None)
+        run = simulate(text, arrivals, machine, limits, progress(text) if progress else None, conduct)
         yield text, totals(run, machine.objective, blocks)
 
 

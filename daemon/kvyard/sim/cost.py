@@ -69,7 +69,7 @@ MACHINES: dict[str, Machine] = {
         Machine(
             "smollm2-135m-cpu2",
             "SmolLM2-135M on two cores of a server CPU in bf16: 5 ms for one row, 23 ms for 64, prompts at"
-            " 4,000 tokens/s, attention at the bandwidth of a bf16 cache; 1 GiB of KV",
+            " 4,000 tokens/s, attention at the bandwidth of a bf16 cache, 23,040 bytes of KV a token",
             StepCost(base=4.8e-3, decode=0.28e-3, prompt=0.25e-3, context=0.6e-6, pair=0.04e-6, copy=60e-6),
             Limits(blocks=2912, block_size=16, max_running=64, max_step_tokens=2048, max_model_len=8192),
             Objective(ttft=5.0, tpot=0.1),
@@ -77,7 +77,7 @@ MACHINES: dict[str, Machine] = {
         Machine(
             "llama-8b-h100",
             "an 8B model (32 layers, 8 KV heads of 128) in bf16 on an H100-class card: 16 GB of weights at"
-            " 2.8 TB/s, prompts at 25,000 tokens/s, 131,072 bytes of KV a token; 52 GB of KV",
+            " 2.8 TB/s, prompts at 25,000 tokens/s, 131,072 bytes of KV a token",
             StepCost(base=7e-3, decode=15e-6, prompt=40e-6, context=47e-9, pair=0.9e-9, copy=42e-6),
             Limits(blocks=24800, block_size=16, max_running=256, max_step_tokens=8192, max_model_len=131072),
             Objective(ttft=2.0, tpot=0.05),
@@ -85,7 +85,7 @@ MACHINES: dict[str, Machine] = {
         Machine(
             "llama-8b-24g",
             "the same 8B model in bf16 on a 24 GB card: 16 GB of weights at 520 GB/s, prompts at 3,800"
-            " tokens/s, 131,072 bytes of KV a token; 5 GB of KV",
+            " tokens/s, 131,072 bytes of KV a token",
             StepCost(base=33e-3, decode=60e-6, prompt=260e-6, context=250e-9, pair=8e-9, copy=170e-6),
             Limits(blocks=2400, block_size=16, max_running=128, max_step_tokens=2048, max_model_len=32768),
             Objective(ttft=10.0, tpot=0.15),

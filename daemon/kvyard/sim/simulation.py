@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvyard.core.advice import Exit, PolicySet
+from kvyard.core.conduct import ConductLimits
 from kvyard.core.guard import Guard
 from kvyard.core.plan import Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import NeverFits, Scheduler
@@ -21,6 +22,14 @@ STALLED_AFTER = 600.0
 """Seconds without a token after which a run is given up, longer than any window that a policy may declare."""
 REPORT_EVERY = 256
 """Steps between two calls of `progress`."""
+UNDISTURBED = ConductLimits(
+    stall_s=float("inf"),
+    overtakes=10**12,
+    age_s=float("inf"),
+    idle_s=float("inf"),
+    override_share=float("inf"),
+)
+"""Nobody is put out for standing still or for starving others, so that a discipline is seen as it is."""
 TOKEN = 7
 Progress = Callable[[int, int, float], None]
 
@@ -49,12 +58,20 @@ class Run:
 class Simulation:
     """One discipline over one list of arrivals, in order of time."""
 
-    def __init__(self, arrivals: Sequence[Arrival], policies: PolicySet, limits: Limits, cost: StepCost) -> None:
-        """Raises Fault when a policy's declarations cannot be used."""
+    def __init__(
+        self,
+        arrivals: Sequence[Arrival],
+        policies: PolicySet,
+        limits: Limits,
+        cost: StepCost,
+        conduct: ConductLimits = UNDISTURBED,
+    ) -> None:
+        """`conduct` puts policies out as the daemon does. Raises Fault when a declaration cannot be used."""
         self._arrivals = arrivals
         self._cost = cost
         # Virtual time must not depend on how fast this machine is, so no call is ever too slow.
-        self.scheduler = Scheduler(limits, policies, clock_ns=lambda: 0, guard=Guard(clock_ns=lambda: 0), salt=b"sim")
+        guard = Guard(clock_ns=lambda: 0)
+        self.scheduler = Scheduler(limits, policies, clock_ns=lambda: 0, guard=guard, salt=b"sim", conduct=conduct)
         self._next = 0
         self._now = 0.0
         self._progress_at = 0.0
