@@ -24,11 +24,13 @@ class Engine:
         self.refusal: Reply | None = None
         self.generation = 0
         self.slow = False
+        self.asked_slowly = asyncio.Event()
 
     def __call__(self, method: str, params: dict[str, object], done: Any) -> None:  # noqa: ANN401 - a callback
         self.asked.append((method, params))
         if self.slow:
             self.waiting.append(done)
+            self.asked_slowly.set()
         else:
             done(self.refusal or self.done(params))
 
@@ -58,6 +60,12 @@ async def test_a_swap_is_in_charge_for_the_next_engine_too(desk: PolicyDesk, eng
     assert (desk.in_charge.discipline, desk.in_charge.policies, desk.in_charge.generation) == ("vllm", {}, 2)
 
 
+async def test_a_disciplines_own_parameters_outlive_the_engine(desk: PolicyDesk, engine: Engine) -> None:
+    await desk.swap("discipline", "vllm", {"admission": {"watermark": 0.2}}, WHO)
+    assert desk.in_charge.parts() == {"discipline": ("vllm", {"admission": {"watermark": 0.2}})}
+    assert desk.in_charge.policies == {}
+
+
 async def test_a_refused_candidate_changes_nothing(desk: PolicyDesk, engine: Engine) -> None:
     engine.refusal = Reply(1, error="no such policy", code="unknown")
     with pytest.raises(OperationError, match="no such policy") as error:
@@ -70,8 +78,7 @@ async def test_a_refused_candidate_changes_nothing(desk: PolicyDesk, engine: Eng
 async def test_one_change_at_a_time(desk: PolicyDesk, engine: Engine) -> None:
     engine.slow = True
     first = asyncio.create_task(desk.swap("admission", "mine", {}, WHO))
-    while not engine.waiting:
-        await asyncio.sleep(0.01)
+    await engine.asked_slowly.wait()
     with pytest.raises(OperationError, match="another policy change is under way"):
         await desk.swap("prefill", "other", {}, WHO)
     engine.waiting[0](engine.done({"kind": "admission", "name": "mine"}))

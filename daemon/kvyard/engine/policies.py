@@ -11,6 +11,7 @@ from kvyard.core.advice import PolicySet, builtin_set
 from kvyard.core.builtin import BUILTIN
 from kvyard.policy import registry
 from kvyard.policy.base import KINDS, Kind, Policy
+from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
 
 log = structlog.get_logger(__name__)
@@ -69,14 +70,20 @@ class Loader:
         return f"{kind}/{policy.name or type(policy).__name__}"
 
     def at_start(
-        self, discipline: str, parts: Mapping[str, tuple[str, dict[str, Any]]], blocked: Collection[str]
+        self,
+        discipline: str,
+        parts: Mapping[str, tuple[str, dict[str, Any]]],
+        blocked: Collection[str],
+        *,
+        again: bool = False,
     ) -> PolicySet:
         """The policies a new engine begins with. Raises RegistryError when the discipline cannot be used.
 
-        A part that was in charge before a restart and cannot be loaded now is replaced by the built-in,
-        with a line in the log: the engine must come up.
+        A part that was in charge before a restart, or a discipline (`again`), and cannot be loaded now is
+        replaced by the built-in, with a line in the log: an engine that served must come up again.
         """
-        policies = self._set_of(discipline, blocked)
+        params = parts["discipline"][1] if "discipline" in parts else {}
+        policies = self._set_of(discipline, params, blocked, again)
         for kind in KINDS:
             if kind not in parts:
                 continue
@@ -89,11 +96,11 @@ class Loader:
             policies = policies.replaced({kind: policy}, {kind: name}, None)
         return policies
 
-    def _set_of(self, discipline: str, blocked: Collection[str]) -> PolicySet:
+    def _set_of(self, discipline: str, params: Mapping[str, Any], blocked: Collection[str], again: bool) -> PolicySet:
         try:
-            changes, names, name = self.candidate("discipline", discipline, {}, blocked)
-        except RegistryError as error:
-            if not blocked:
+            changes, names, name = self.candidate("discipline", discipline, params, blocked)
+        except (RegistryError, ParamError) as error:
+            if not blocked and not again:
                 raise
             log.error("discipline.unusable", name=discipline, problem=str(error))
             return builtin_set()

@@ -102,7 +102,7 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> Engine:
         raise StartError("protocol", f"front speaks link protocol {start.protocol}, this engine {PROTOCOL}")
     loader = Loader()
     try:
-        policies = loader.at_start(start.discipline, start.policies, start.quarantined)
+        policies = loader.at_start(start.discipline, start.policies, start.quarantined, again=start.generation > 0)
     except (RegistryError, ParamError) as error:
         raise StartError("policy", f"cannot start with discipline {start.discipline!r}: {error}") from None
     loaded = load(

@@ -175,7 +175,7 @@ class Daemon:
             prefix_cache=s.prefix_cache,
             swap_blocks=s.swap_blocks,
             discipline=self.desk.in_charge.discipline or s.discipline,
-            policies=self.desk.in_charge.policies,
+            policies=self.desk.in_charge.parts(),
             quarantined=self.desk.blocked_names(),
             generation=self.desk.in_charge.generation,
             policy_state=self._policy_state,

@@ -39,6 +39,14 @@ class InCharge:
     policies: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     """Parts that differ from the discipline's own, by kind: name and parameters."""
     generation: int = 0
+    discipline_params: dict[str, Any] = field(default_factory=dict)
+    """By kind, what an operator set when he swapped the discipline in."""
+
+    def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """As `Start.policies` wants it."""
+        if not self.discipline_params or self.discipline is None:
+            return self.policies
+        return {"discipline": (self.discipline, self.discipline_params), **self.policies}
 
 
 class PolicyDesk:
@@ -87,7 +95,7 @@ class PolicyDesk:
                 )
             )
             if kind == "discipline":
-                self.in_charge = InCharge(name, {}, result.generation)
+                self.in_charge = InCharge(name, {}, result.generation, dict(params))
             else:
                 self.in_charge.policies[kind] = (name, dict(params))
                 self.in_charge.generation = result.generation

@@ -93,7 +93,8 @@ class Start(Struct, array_like=True, tag="start"):
     """Blocks of the host pool for preemption by swap; 0 makes every preemption a recompute."""
     discipline: str
     policies: dict[str, tuple[str, dict[str, Any]]]
-    """Per kind, name and parameters that replace the discipline's own part."""
+    """Per kind, name and parameters that replace the discipline's own part; under `discipline`, parameters by kind
+    that an operator gave with it."""
     quarantined: list[str]
     """Policies (`kind/name`) that may not be loaded."""
     generation: int

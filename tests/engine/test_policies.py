@@ -1,0 +1,59 @@
+"""The engine's loader: names to objects, never one in quarantine, and an engine that served comes up again."""
+
+from __future__ import annotations
+
+import pytest
+from kvyard.engine.policies import Loader, describe_policy
+from kvyard.policy.params import ParamError
+from kvyard.policy.registry import RegistryError
+
+
+def test_a_discipline_with_an_operators_parameters() -> None:
+    changes, names, discipline = Loader().candidate("discipline", "vllm", {"admission": {"watermark": 0.3}}, [])
+    assert discipline == "vllm"
+    assert names["admission"] == "vllm"
+    assert changes["admission"].params.values()["watermark"] == 0.3
+
+
+def test_what_is_in_quarantine_is_refused_with_the_way_out() -> None:
+    with pytest.raises(RegistryError, match="kvyard policy release admission/vllm"):
+        Loader().candidate("admission", "vllm", {}, ["admission/vllm"])
+    with pytest.raises(RegistryError, match="in quarantine"):
+        Loader().candidate("discipline", "vllm", {}, ["admission/vllm"])
+
+
+@pytest.mark.parametrize(("kind", "name"), [("discipline", "nobodys"), ("admission", "nobodys"), ("order", "vllm")])
+def test_an_unknown_name_is_refused(kind: str, name: str) -> None:
+    with pytest.raises(RegistryError, match=r"no discipline|no admission|no kind"):
+        Loader().candidate(kind, name, {}, [])
+
+
+def test_the_first_start_refuses_what_cannot_be_used() -> None:
+    with pytest.raises(RegistryError):
+        Loader().at_start("nobodys", {}, [])
+    with pytest.raises(ParamError):
+        Loader().at_start("vllm", {"discipline": ("vllm", {"admission": {"watermark": 7}})}, [])
+
+
+def test_a_later_start_comes_up_with_the_built_in_instead() -> None:
+    policies = Loader().at_start("nobodys", {}, [], again=True)
+    assert {policies.name(kind) for kind in ("admission", "preemption", "prefill")} == {"builtin"}
+    parts = {"admission": ("nobodys", {}), "prefill": ("vllm", {"long_prefill": 64})}
+    policies = Loader().at_start("kvyard", parts, [], again=True)
+    assert policies.name("admission") == "builtin"
+    assert policies.prefill.params.values()["long_prefill"] == 64
+
+
+def test_a_quarantined_part_of_the_configured_discipline_does_not_prevent_the_start() -> None:
+    policies = Loader().at_start("vllm", {}, ["admission/vllm"])
+    assert policies.name("admission") == "builtin"
+
+
+def test_policies_are_known_by_the_names_operators_use() -> None:
+    loader = Loader()
+    changes, _, _ = loader.candidate("prefill", "decode-first", {}, [])
+    policy = changes["prefill"]
+    assert loader.label("prefill", policy) == "prefill/decode-first"
+    shown = describe_policy("prefill", "decode-first", policy, loader)
+    assert (shown["distribution"], shown["api"]) == ("kvyard", "1.0")
+    assert [param["name"] for param in shown["params"]] == ["chunk"]
