@@ -16,7 +16,7 @@ _ONE = np.float32(1.0)
 _C2, _C3, _C4, _C5, _C6 = (np.float32(1.0 / n) for n in (2.0, 6.0, 24.0, 120.0, 720.0))
 
 
-@njit(inline="always")
+@njit
 def exponential(x: float) -> float:
     """exp of a float32 to about 1e-7 relative; 0 below -87, so that minus infinity gives 0.
 

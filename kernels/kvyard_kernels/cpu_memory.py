@@ -34,31 +34,31 @@ _to_i64 = _pointer(types.int64)
 _to_u16 = _pointer(types.uint16)
 
 
-@njit(inline="always")
+@njit
 def f32(address: int, length: int) -> Any:
     """float32 `[length]` at `address`."""
     return carray(_to_f32(address), (length,))
 
 
-@njit(inline="always")
+@njit
 def i32(address: int, length: int) -> Any:
     """int32 `[length]` at `address`."""
     return carray(_to_i32(address), (length,))
 
 
-@njit(inline="always")
+@njit
 def u32(address: int, length: int) -> Any:
     """uint32 `[length]` at `address`."""
     return carray(_to_u32(address), (length,))
 
 
-@njit(inline="always")
+@njit
 def i64(address: int, length: int) -> Any:
     """int64 `[length]` at `address`."""
     return carray(_to_i64(address), (length,))
 
 
-@njit(inline="always")
+@njit
 def u16(address: int, length: int) -> Any:
     """uint16 `[length]` at `address`: bfloat16 as bits."""
     return carray(_to_u16(address), (length,))
@@ -95,7 +95,7 @@ def take(typing_context: Any, address: Any) -> Any:
     return types.int64(types.int64), codegen
 
 
-@njit(inline="always")
+@njit
 def widen(source: int, target: int, count: int, bf16: int) -> None:
     """Copy `count` elements (bfloat16 if `bf16`, else float32) at `source` to float32 at `target`."""
     if bf16:
@@ -108,7 +108,7 @@ def widen(source: int, target: int, count: int, bf16: int) -> None:
             wide[i] = given[i]
 
 
-@njit(inline="always")
+@njit
 def narrow(source: int, target: int, count: int, bf16: int) -> None:
     """Copy `count` float32 at `source` to bfloat16 (nearest, ties to even; NaN stays NaN) or float32."""
     if bf16:
