@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from kvyard_tui.app import TopApp
+from kvyard_tui.widgets.table import RequestTable
 from rich.cells import cell_len
 from rich.console import Console
 from textual.pilot import Pilot
@@ -64,8 +65,8 @@ async def watched(
 ) -> AsyncIterator[tuple[Daemon, TopApp, Pilot[None]]]:
     """A daemon and a screen that has its data."""
     async with serving(rows=rows, role=role) as daemon, watching(daemon.path, size, **options) as (app, pilot):
-        await until(pilot, lambda: app.yard.requests is not None)
-        await pilot.pause(0.4)
+        await until(pilot, lambda: len(app.screen.query_one(RequestTable).visible_rows) == rows)
+        await pilot.pause()
         yield daemon, app, pilot
 
 

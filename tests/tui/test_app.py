@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 
-import pytest
 from kvyard.link.record import Preemption
 from kvyard_tui.glyphs import ASCII
 from kvyard_tui.widgets.table import RequestTable
@@ -187,6 +186,14 @@ async def test_keys_move_by_row_page_and_edge() -> None:
         await until(pilot, lambda: app.choice.selected is None)
 
 
+async def test_keys_faster_than_the_screen_are_all_heard() -> None:
+    async with watched() as (_, app, pilot):
+        table = app.screen.query_one(RequestTable)
+        for _ in range(3):
+            table.action_move(1)
+        await until(pilot, lambda: app.choice.selected == 3)
+
+
 async def test_a_click_selects_and_a_title_sorts() -> None:
     async with watched() as (_, app, pilot):
         await pilot.click(RequestTable, offset=(3, 2))
@@ -297,18 +304,15 @@ async def test_quarantine_overrides_and_errors_stand_out() -> None:
         assert "ejected 1x  cannot-fit 7" in line_with(app, "aging  ejected")
 
 
-@pytest.mark.parametrize(
-    ("field", "value", "words"),
-    [
-        ("paused", True, "■ paused"),
-        ("draining", True, "▼ draining"),
-        ("ready", False, "◐ not ready"),
-    ],
-)
-async def test_the_state_has_a_word_and_a_shape(field: str, value: bool, words: str) -> None:
+async def test_the_state_has_a_word_and_a_shape() -> None:
     async with watched() as (daemon, app, pilot):
-        setattr(daemon.status, field, value)
-        await until_text(app, pilot, words)
+        for field, value, words in (
+            ("ready", False, "◐ not ready"),
+            ("paused", True, "■ paused"),
+            ("draining", True, "▼ draining"),
+        ):
+            setattr(daemon.status, field, value)
+            await until_text(app, pilot, words)
 
 
 async def test_a_stuck_engine_is_told() -> None:

@@ -97,7 +97,7 @@ class Operator:
             f"{clean(name)} is {clean(row.state)}, {progress(row)[1]}.",
             "Its client gets an error; what it has received stays.",
         ]
-        dialog = Confirm("Cancel this request?", texts, "Cancel request")
+        dialog = Confirm("Cancel this request?", texts, "Cancel request", decline="Keep it")
         self._ask(dialog, "cancel", {"request_id": name}, f"{clean(name)} cancelled")
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""Asks before something happens. Cancel has the focus; what cannot be undone wants its name typed."""
+"""Asks before something happens. Declining has the focus; what cannot be undone wants its name typed."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from kvyard_tui.dialogs.base import Dialog
 class Confirm(Dialog[bool]):
     """True when confirmed. `word` must be typed first, if given."""
 
-    def __init__(self, title: str, texts: list[str], confirm: str, word: str = "") -> None:
+    def __init__(self, title: str, texts: list[str], confirm: str, word: str = "", decline: str = "Cancel") -> None:
         super().__init__()
         self._title = title
         self._texts = texts
         self._confirm = confirm
         self._word = word
+        self._decline = decline
 
     def compose(self) -> ComposeResult:
         """Texts, the word to type, Cancel and the deed."""
@@ -30,7 +31,7 @@ class Confirm(Dialog[bool]):
                 yield Label(f"Type {self._word!r} to go on:", classes="dim", markup=False)
                 yield Input(id="word", select_on_focus=False)
             with Horizontal(id="buttons"):
-                yield Button("Cancel", id="cancel")
+                yield Button(self._decline, id="cancel")
                 yield Button(self._confirm, id="confirm", variant="error", disabled=bool(self._word))
 
     def on_mount(self) -> None:

@@ -57,10 +57,13 @@ class RequestTable(ScrollView, can_focus=True):
         self._shown: Shown | None = None
         self._rows: list[RequestRow] = []
         self._drawn: list[Line] = []
+        self._selected: int | None = None
+        """Ahead of `shown.selected` while keys come faster than drawings."""
 
     def show(self, shown: Shown) -> None:
         """Take the rows and draw the visible lines that changed."""
         self._shown = shown
+        self._selected = shown.selected
         self._rows = rows(shown)
         wanted = Size(self.size.width, len(self._rows) + 1)
         if self.virtual_size != wanted:
@@ -120,8 +123,7 @@ class RequestTable(ScrollView, can_focus=True):
     # ---- moving ------------------------------------------------------------------------------------------------
 
     def _index(self) -> int | None:
-        selected = self._shown.selected if self._shown is not None else None
-        return next((i for i, row in enumerate(self._rows) if row.id == selected), None)
+        return next((i for i, row in enumerate(self._rows) if row.id == self._selected), None)
 
     def _select(self, index: int) -> None:
         if not self._rows:
@@ -132,7 +134,8 @@ class RequestTable(ScrollView, can_focus=True):
             self.scroll_to(y=index, animate=False)
         elif index >= top + page:
             self.scroll_to(y=index - page + 1, animate=False)
-        self.post_message(self.Selected(self._rows[index].id))
+        self._selected = self._rows[index].id
+        self.post_message(self.Selected(self._selected))
 
     def action_move(self, by: int) -> None:
         """Select the next or previous row; the first visible one when none is selected."""
