@@ -112,7 +112,7 @@ class Advice:
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
         try:
-            self.guard.examine("admission")
+            self.guard.examine("admission", self.policies.admission)
         except Fault as fault:
             self.eject(fault)
 

@@ -137,7 +137,7 @@ class Guard:
         self._inside = False
         self._started_wall = self._started_cpu = 0
         self._ticks = 0
-        self._armed = False
+        self._armed = self._confined = False
         self._armed_wall = self._armed_cpu = 0
 
     def arm(self) -> bool:
@@ -146,15 +146,15 @@ class Guard:
             return False
         self._armed = True
         self._armed_wall, self._armed_cpu = self._clock_ns(), self._cpu_ns()
-        self._containment.open()
         self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
         return True
 
     def disarm(self) -> None:
         """No more ticks."""
         self._timer.disarm()
-        self._containment.close()
-        self._armed = False
+        if self._confined:
+            self._containment.close()
+        self._armed = self._confined = False
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -169,7 +169,10 @@ class Guard:
     def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
         self._watch(kind, policy)
-        containment = self._containment
+        containment, foreign = self._containment, self._is_foreign(kind, policy)
+        if foreign and self._armed and not self._confined:
+            self._confined = True
+            containment.open()
         try:
             self._started_wall = start = self._clock_ns()
             if not self._armed:
@@ -182,7 +185,7 @@ class Guard:
                 self._inside = containment.active = False
             spent = self._clock_ns() - start
             # Ours are known by their tests; a key is asked for once per request, and `examine` follows them.
-            breach = containment.breach(self._is_foreign(kind, policy) and method != "key")
+            breach = containment.breach(foreign and method != "key")
             if breach is not None:
                 raise Breached(breach)
         except BaseException as error:
@@ -206,8 +209,10 @@ class Guard:
             known = self._known[kind] = (policy, type(policy).__module__.partition(".")[0] not in OURS)
         return known[1]
 
-    def examine(self, kind: Kind) -> None:
+    def examine(self, kind: Kind, policy: Policy) -> None:
         """Look for what many calls in a row of `kind` may have done to the process. Raises Fault."""
+        if not self._is_foreign(kind, policy):
+            return
         breach = self._containment.breach(True)
         if breach is not None:
             raise Fault(kind, breach.code, f"the policy {breach.what}")

@@ -165,7 +165,7 @@ class Swapper:
                 ticket.move(SwapState.ORDERING)
             if self._order is not None and self._ledger.queue.reordering is not self._order:
                 self._begin_order(ticket)  # an ejection in the meantime put the queue in another order
-            if ticket.state is SwapState.ORDERING and self._ordered(deadline) and self._adopted(deadline):
+            if ticket.state is SwapState.ORDERING and self._ordered(ticket, deadline) and self._adopted(deadline):
                 self._commit(ticket)
         except Fault as fault:
             self._refuse(ticket, fault)
@@ -205,7 +205,7 @@ class Swapper:
             keyed = self._traits.keyed
             self._order = self._ledger.queue.reorder(self._advice.key_of(policy) if keyed else None)
 
-    def _ordered(self, deadline: int) -> bool:
+    def _ordered(self, ticket: SwapTicket, deadline: int) -> bool:
         order = self._order
         while order is not None and not order.complete:
             order.advance(CHUNK)
@@ -216,7 +216,7 @@ class Swapper:
         if order is None or not order.complete:
             return order is None
         if order.key is not None:
-            self._advice.guard.examine("admission")
+            self._advice.guard.examine("admission", ticket.wanted.admission)
         return True
 
     def _commit(self, ticket: SwapTicket) -> None:

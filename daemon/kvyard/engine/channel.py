@@ -53,6 +53,10 @@ class Channel:
         self._outbox.put(encode(message), lane)
         self.flush()
 
+    def post(self, message: ToFront) -> None:
+        """Queue a message that goes out with the next `send`: one system call for both."""
+        self._outbox.put(encode(message))
+
     def flush(self) -> None:
         """Send what the socket takes now. Raises FrontGone."""
         try:

@@ -139,8 +139,8 @@ class Controls:
         params = cast("Mapping[str, Any]", message.params.get("params") or {})
         blocked = set(cast("list[str]", message.params.get("quarantined") or []))
         changes, names, discipline = self._loader.candidate(kind, name, params, blocked)
-        for part in changes:  # loading it ran its code
-            self._scheduler.guard.examine(part)
+        for part, policy in changes.items():  # loading it ran its code
+            self._scheduler.guard.examine(part, policy)
         return self._begin(message.ticket, self._scheduler.swap(changes, names=names, discipline=discipline), {})
 
     def _set(self, message: Control) -> dict[str, Any] | None:

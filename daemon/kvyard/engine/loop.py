@@ -236,7 +236,7 @@ class EngineLoop:
         first = [a for a in plan.admitted if a.id not in self._admitted_once]
         self._admitted_once.update(a.id for a in first)
         if sampled is not None or first:
-            self._p.channel.send(self._outputs(plan, sampled, committed, first, now, at))
+            self._p.channel.post(self._outputs(plan, sampled, committed, first, now, at))
         for sequence_id, _ in committed.finished:
             self._forget(sequence_id)
         self._send_record(plan)
@@ -277,5 +277,7 @@ class EngineLoop:
 
     def _send_record(self, plan: Plan) -> None:
         record = self._p.recorder.record(plan)
-        if record is not None:
+        if record is None:
+            self._p.channel.flush()
+        else:
             self._p.channel.send(record)
