@@ -56,6 +56,15 @@ class Groups:
     scales: Tensor
     offsets: Tensor | None
 
+    def dense(self) -> Tensor:
+        """float32 `[outputs, inputs]`."""
+        if self.offsets is None:
+            values = self.codes.float().mul_(self.scales.float()[..., None])
+        else:
+            codes = torch.cat([self.codes & 15, self.codes >> 4], dim=-1)
+            values = codes.float().mul_(self.scales.float()[..., None]).add_(self.offsets.float()[..., None])
+        return values.flatten(1)
+
 
 @dataclass(slots=True)
 class Weights:

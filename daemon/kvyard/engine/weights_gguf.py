@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from kvyard.engine.gguf_file import GgufFile
 from kvyard.engine.model_config import (
     ModelConfig,
     ModelError,
@@ -51,10 +52,9 @@ _HINT = "take a GGUF of the Llama, Qwen 2, Qwen 3 or Gemma 3 family, or a Huggin
 def load_gguf(path: Path, dtype: torch.dtype, progress: Progress, form: Form = "dense") -> Weights:
     """Read a whole GGUF file. Raises ModelError for anything that cannot be served."""
     try:
-        reader = gguf.GGUFReader(path)
-    except (ValueError, OSError, IndexError) as error:
+        source = _GgufSource(GgufFile(path))
+    except (ValueError, OSError) as error:
         raise ModelError(f"{path} is no readable GGUF file: {error}", "fetch the model again") from error
-    source = _GgufSource(reader)
     config = read_config(source)
     return Weights(config, assemble(source, config, dtype, progress, form), _end_ids(source))
 
@@ -120,18 +120,15 @@ def _end_ids(source: _GgufSource) -> tuple[int, ...]:
 class _GgufSource:
     """Tensors of one file under canonical names."""
 
-    def __init__(self, reader: gguf.GGUFReader) -> None:
-        self._reader = reader
-        self._tensors = {tensor.name: tensor for tensor in reader.tensors}
+    def __init__(self, file: GgufFile) -> None:
+        self._metadata, self._tensors = file.metadata, file.tensors
 
     def meta(self, key: str, default: Any = _REQUIRED) -> Any:  # noqa: ANN401 # metadata: numbers, texts, lists
         """A metadata value; without a default its absence is an error."""
-        field = self._reader.get_field(key)
-        if field is not None:
-            return field.contents()
-        if default is _REQUIRED:
+        value = self._metadata.get(key, default)
+        if value is _REQUIRED:
             raise ModelError(f"the GGUF file has no '{key}'", "fetch the model again")
-        return default
+        return value
 
     def original(self, name: str) -> str:
         """`layers.3.q.bias` -> `blk.3.attn_q.bias`."""
@@ -145,34 +142,37 @@ class _GgufSource:
         return self.original(name) in self._tensors
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """Row-major shape; GGUF states the fastest dimension first."""
+        """Row-major shape."""
         if not self.has(name):
             raise ModelError(f"the model lacks 1 tensors: {self.original(name)}", "fetch the model again")
-        return tuple(int(n) for n in reversed(self._tensors[self.original(name)].shape))
+        return self._tensors[self.original(name)].shape
 
     def read(self, name: str) -> Tensor:
         """Dequantised float32, rows of q and k put back into the order of halves."""
+        if (groups := self.groups(name)) is not None:
+            return groups.dense()
         tensor = self._tensors[self.original(name)]
         try:
-            values = gguf.dequantize(tensor.data, tensor.tensor_type)
+            values = gguf.dequantize(tensor.data, tensor.type)
         except NotImplementedError as error:
-            kind = tensor.tensor_type.name
-            raise ModelError(f"tensors of the type {kind} are not supported ({tensor.name})", _HINT) from error
+            raise ModelError(
+                f"tensors of the type {tensor.type.name} are not supported ({tensor.name})", _HINT
+            ) from error
         array = np.array(values, dtype=np.float32)  # a copy: the file is mapped read-only
         return self._in_halves(name, torch.from_numpy(array).reshape(self.shape(name)))
 
     def groups(self, name: str) -> Groups | None:
         """Q4_0, Q4_1 and Q8_0 as they are: blocks of a float16 scale, an offset (Q4_1) and the codes."""
         tensor = self._tensors[self.original(name)]
-        if tensor.tensor_type not in _BLOCK_BYTES:
+        if tensor.type not in _BLOCK_BYTES or len(tensor.shape) != 2:
             return None
         outputs, inputs = self.shape(name)
-        raw = np.array(tensor.data).reshape(outputs, inputs // 32, _BLOCK_BYTES[tensor.tensor_type])
+        raw = np.array(tensor.data).reshape(outputs, inputs // 32, _BLOCK_BYTES[tensor.type])
         blocks = self._in_halves(name, torch.from_numpy(raw))
         scales = blocks[..., :2].contiguous().view(torch.float16).squeeze(-1)
-        if tensor.tensor_type == gguf.GGMLQuantizationType.Q8_0:
+        if tensor.type == gguf.GGMLQuantizationType.Q8_0:
             return Groups(blocks[..., 2:].contiguous().view(torch.int8), scales, None)
-        if tensor.tensor_type == gguf.GGMLQuantizationType.Q4_0:  # codes count from 8
+        if tensor.type == gguf.GGMLQuantizationType.Q4_0:  # codes count from 8
             return Groups(blocks[..., 2:], scales, -8 * scales)
         return Groups(blocks[..., 4:], scales, blocks[..., 2:4].contiguous().view(torch.float16).squeeze(-1))
 
