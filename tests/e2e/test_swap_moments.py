@@ -105,7 +105,9 @@ def test_with_a_half_computed_prompt(running: DaemonProcess, client: Client) -> 
     idle_again(running)
 
 
-def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client, solo: list[Result]) -> None:
+def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client) -> None:
+    growing = wishes(10, seed=83, prompt=(30, 32), output=(20, 24))
+    alone = run_each(running.base, growing)
     swap(client, "preemption", "fewest-computed")
     client.call("policy.set", {"kind": "preemption", "params": {"how": "swap"}})
     before = value(running, "kvyard_preemptions_total")
@@ -113,8 +115,8 @@ def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client, sol
     def swapped() -> bool:
         return any(row["state"] == "swapped" for row in rows(client))
 
-    got = swapped_when(running, client, WANTED, swapped, [("discipline", "vllm"), ("discipline", "builtin")])
-    check_equal(got, solo, WANTED)
+    got = swapped_when(running, client, growing, swapped, [("discipline", "vllm"), ("discipline", "builtin")])
+    check_equal(got, alone, growing)
     assert value(running, "kvyard_preemptions_total") > before
     swap(client, "discipline", "kvyard")
     idle_again(running)

@@ -65,6 +65,7 @@ class EngineLoop:
         """Cancelled since the last record: one is due even if nothing is left to run, or gauges would stand still."""
         self._retry_s = IDLE_RETRY_S[0]
         self._steps_since_collect = 0
+        self._collected_generation = parts.recorder.generation
 
     def run(self) -> None:
         """Work until told to stop. Raises FrontGone when the front is gone."""
@@ -103,8 +104,10 @@ class EngineLoop:
 
     def _idle(self) -> None:
         self._p.page.phase(EnginePhase.IDLE, self._ns())
-        if self._steps_since_collect >= COLLECT_AFTER_STEPS:
-            self._steps_since_collect = 0
+        generation = self._p.recorder.generation
+        # A policy that left, and the modules of its generation, hold each other in cycles.
+        if self._steps_since_collect >= COLLECT_AFTER_STEPS or generation != self._collected_generation:
+            self._steps_since_collect, self._collected_generation = 0, generation
             gc.collect()
         self._p.recorder.idle()
         self._p.channel.wait(None)
