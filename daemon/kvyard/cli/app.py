@@ -19,6 +19,7 @@ MODULES: Final[dict[str, str]] = {
     "status": "operate",
     "top": "top",
     "generate": "generate",
+    "explain": "explain",
     "events": "operate",
     "cancel": "operate",
     "pause": "operate",

@@ -276,6 +276,13 @@ METHODS: tuple[Method, ...] = (
     Method("status", "viewer", {}, "Status", "Everything the first screen shows."),
     Method("requests", "viewer", {"limit": "integer, default 200"}, "RequestPage", "Unfinished sequences."),
     Method(
+        "explain",
+        "viewer",
+        {"request_id": "text"},
+        "object",
+        "Why a request waits, since when, by which rule and what ends it; who gave way for whom; who overtook it.",
+    ),
+    Method(
         "events",
         "viewer",
         {"limit": "integer, default 100"},

@@ -12,6 +12,7 @@ import structlog
 
 from kvyard import __version__
 from kvyard.control.schema import PolicyListing, RequestPage, Status, SwapResult
+from kvyard.front.decisions import DecisionLog
 from kvyard.front.engine_child import EngineDeath
 from kvyard.front.events import EventLog, Feed
 from kvyard.front.metrics import Metrics
@@ -73,6 +74,10 @@ class Daemon:
             max_waiting=settings.max_waiting,
             max_waiting_tokens=settings.max_waiting_tokens,
         )
+        self.decisions = DecisionLog(
+            settings.retention_s, settings.retention_mib << 20, lambda sequence_id: f"sequence {sequence_id}"
+        )
+        self.serving.watched_by(self.decisions)
         self.desk = PolicyDesk(settings.discipline, Quarantine(state_file()), self.log, self.serving.control)
         self.text: TextSupport | None = None
         self.first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
@@ -192,6 +197,7 @@ class Daemon:
             case StepRecord():
                 self.metrics.step(message)
                 self.serving.step(message)
+                self.decisions.step(message)
                 self.steps.publish(message)
             case Reply():
                 self.serving.replied(message)
@@ -271,6 +277,17 @@ class Daemon:
     async def requests(self, limit: int) -> RequestPage:
         """Unfinished sequences, running first, then waiting in order."""
         return request_page(self._sources, limit)
+
+    async def explain(self, request_id: str) -> Mapping[str, Any]:
+        """Why a request waits, who gave way for whom, who overtook it."""
+        answers = self.decisions.explain(request_id, time.monotonic())
+        if not answers:
+            raise OperationError(
+                "not-found",
+                f"nothing is known of a request {request_id!r}",
+                f"finished ones are kept for {self._started_with.retention_s:g} s; see `requests` for the others",
+            )
+        return {"sequences": answers}
 
     async def policy_list(self) -> PolicyListing:
         """Installed policies and disciplines."""

@@ -83,6 +83,10 @@ class Operations(Protocol):
         """Unfinished sequences, running first, then waiting in order."""
         ...
 
+    async def explain(self, request_id: str) -> Mapping[str, Any]:
+        """Why a request waits, who gave way for whom, who overtook it; also after it ended, within retention."""
+        ...
+
     async def policy_list(self) -> PolicyListing:
         """Installed policies and disciplines."""
         ...

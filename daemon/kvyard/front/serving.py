@@ -46,6 +46,16 @@ class Observer(Protocol):
         """A request was not accepted."""
 
 
+class Watcher(Protocol):
+    """Who keeps the decision log. Times on CLOCK_MONOTONIC."""
+
+    def arrived(self, sequence_id: int, request_id: str, at: float) -> None:
+        """A sequence was taken up."""
+
+    def ended(self, sequence_id: int, at: float, reason: str) -> None:
+        """A sequence ended, however."""
+
+
 class Serving:
     """Implements `Service` for the APIs; told of the engine by the daemon."""
 
@@ -75,6 +85,11 @@ class Serving:
         self._tickets: dict[int, Callable[[Reply], None]] = {}
         self._next_ticket = 1
         self._timed: set[int] = set()
+        self._watcher: Watcher | None = None
+
+    def watched_by(self, watcher: Watcher) -> None:
+        """Tell `watcher` of every arrival and end."""
+        self._watcher = watcher
 
     # ---- Service
 
@@ -151,6 +166,8 @@ class Serving:
             queue_until = now + job.queue_timeout if job.queue_timeout is not None else None
             entry = Entry(sequence, job.request_id, generation, queue_until)
             self.journal.add(entry)
+            if self._watcher is not None:
+                self._watcher.arrived(sequence_id, job.request_id, now)
             if queue_until is not None or job.deadline is not None:
                 self._timed.add(sequence_id)
         self._feed()
@@ -341,6 +358,8 @@ class Serving:
 
     def _end(self, entry: Entry, reason: FinishReason, code: str = "") -> None:
         self.journal.end(entry.id)
+        if self._watcher is not None:
+            self._watcher.ended(entry.id, self._clock(), code or reason)
         self._observer.finished(
             reason,
             self._clock() - entry.sequence.arrived,

@@ -83,7 +83,7 @@ class ReleaseParams(_Params):
     policy: str
 
 
-class CancelParams(_Params):
+class RequestParams(_Params):
     request_id: str
 
 
@@ -135,6 +135,7 @@ HANDLERS: dict[str, Handler] = {
     "lower": Handler(LowerParams, _lower),
     "status": Handler(NoParams, lambda ops, caller, p: ops.status()),
     "requests": Handler(RequestsParams, lambda ops, caller, p: ops.requests(max(0, p.limit))),
+    "explain": Handler(RequestParams, lambda ops, caller, p: ops.explain(p.request_id)),
     "events": Handler(EventsParams, _events),
     "subscribe": Handler(SubscribeParams, _subscribe),
     "policy.list": Handler(NoParams, lambda ops, caller, p: ops.policy_list()),
@@ -142,7 +143,7 @@ HANDLERS: dict[str, Handler] = {
     "policy.swap": Handler(SwapParams, lambda ops, caller, p: ops.policy_swap(p.kind, p.name, p.params, caller.who)),
     "policy.set": Handler(SetParams, lambda ops, caller, p: ops.policy_set(p.kind, p.params, caller.who)),
     "policy.release": Handler(ReleaseParams, lambda ops, caller, p: ops.policy_release(p.policy, caller.who)),
-    "cancel": Handler(CancelParams, lambda ops, caller, p: ops.cancel(p.request_id, caller.who)),
+    "cancel": Handler(RequestParams, lambda ops, caller, p: ops.cancel(p.request_id, caller.who)),
     "pause": Handler(NoParams, lambda ops, caller, p: ops.pause(caller.who)),
     "resume": Handler(NoParams, lambda ops, caller, p: ops.resume(caller.who)),
     "drain": Handler(DrainParams, lambda ops, caller, p: ops.drain(p.stop, caller.who)),

@@ -1,0 +1,70 @@
+"""`kvyard explain REQUEST`: why it waits, who gave way for whom, who overtook it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+
+from kvyard.cli.options import JsonOption, SocketOption
+from kvyard.cli.output import clean, duration, say, say_json
+from kvyard.control.client import Client
+from kvyard.control.paths import client_socket
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command()(explain)
+
+
+def explain(
+    request_id: Annotated[str, typer.Argument(help="Id of the request, as its answer and `kvyard top` show it.")],
+    socket: SocketOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Say why a request waits and what would wake it, who gave way for whom at what cost, and who overtook it."""
+    with Client(client_socket(socket)) as client:
+        answer: dict[str, Any] = client.call("explain", {"request_id": request_id})
+    if json:
+        say_json(answer)
+        return
+    for number, sequence in enumerate(answer["sequences"]):
+        if number:
+            say()
+        for line in lines(sequence):
+            say(clean(line))
+
+
+def lines(s: dict[str, Any]) -> list[str]:
+    """One sequence's answer in sentences."""
+    told = [f"{s['request_id']} (sequence {s['sequence']}): {s['state']}, arrived {duration(s['age_s'])} ago"]
+    waiting = s["waiting_for"]
+    if waiting is not None:
+        told.append(f"  waits for {waiting['reason']} since {duration(waiting['since_s'])}")
+        told.append(f"    rule:  {waiting['rule'] or 'none has decided yet'}")
+        told.append(f"    wakes: {waiting['wakes']}")
+    told += [f"  gave way to {_who(h, 'by')} {_cost(h)}" for h in s["preempted"]]
+    told += [f"  {_who(h, 'victim')} gave way to it {_cost(h)}" for h in s["made_way_for_it"]]
+    overtaken = s["overtaken_by"]
+    if overtaken["count"]:
+        names = ", ".join(row["request_id"] for row in overtaken["requests"][:5])
+        more = f" and {overtaken['count'] - 5} more" if overtaken["count"] > 5 else ""
+        told.append(f"  overtaken by {overtaken['count']} later arrivals: {names}{more}")
+    told += [f"  {_moment(h)}" for h in s["history"] if h["what"] in ("admitted", "finished")]
+    return told
+
+
+def _who(happening: dict[str, Any], name: str) -> str:
+    return str(happening[f"{name}_request"] or f"sequence {happening[name]}")
+
+
+def _cost(h: dict[str, Any]) -> str:
+    verb = "to copy" if h["how"] == "swap" else "to compute again"
+    cause = "for its growth" if h["cause"] == "growth" else f"({h['cause']})"
+    return f"{cause} {duration(h['ago_s'])} ago in step {h['step']}: {h['tokens']} tokens {verb} (rule: {h['rule']})"
+
+
+def _moment(h: dict[str, Any]) -> str:
+    step = f" in step {h['step']}" if h["step"] >= 0 else ""
+    what = f"admitted with {h['cached_tokens']} cached tokens" if h["what"] == "admitted" else f"ended: {h['reason']}"
+    return f"{what}{step}, {duration(h['ago_s'])} ago"
