@@ -53,10 +53,16 @@ class Terminal:
             time.sleep(0.1)
         return seen
 
+    def processes(self) -> list[psutil.Process]:
+        """What runs in the pane, below its shell."""
+        with contextlib.suppress(subprocess.CalledProcessError, psutil.NoSuchProcess):
+            pane = psutil.Process(int(self.tmux("display-message", "-p", "-t", "t", "#{pane_pid}")))
+            return list(pane.children(recursive=True))
+        return []
+
     def child(self) -> psutil.Process:
-        """The screen's process, below the pane's shell."""
-        pane = psutil.Process(int(self.tmux("display-message", "-p", "-t", "t", "#{pane_pid}")))
-        return next(p for p in pane.children(recursive=True) if "kvyard_tui" in " ".join(p.cmdline()))
+        """The screen's process."""
+        return next(p for p in self.processes() if "kvyard_tui" in " ".join(p.cmdline()))
 
 
 @contextlib.contextmanager
@@ -66,7 +72,10 @@ def terminal() -> Iterator[Terminal]:
         try:
             yield one
         finally:
+            left = one.processes()
             subprocess.run(["tmux", "-L", one.name, "kill-server"], capture_output=True, check=False)
+            for process in psutil.wait_procs(left, timeout=6)[1]:
+                process.kill()
 
 
 @contextlib.contextmanager
@@ -165,6 +174,17 @@ def test_a_signal_leaves_the_terminal_whole(number: signal.Signals) -> None:
         term.child().send_signal(number)
         term.wait(lambda text: "status=0" in text)
         assert term.tmux("display-message", "-p", "-t", "t", "#{alternate_on}#{mouse_any_flag}").strip() == "00"
+
+
+@needs_tmux
+@pytest.mark.parametrize("rows", ["3", "150"])
+def test_it_ends_when_its_terminal_does(rows: str) -> None:
+    with terminal() as term, daemon(term.folder / "k.sock", "--rows", rows, "--hz", "10"):
+        term.run(command(term.folder / "k.sock"))
+        term.wait(lambda text: "req-0001" in text)
+        screen = term.child()
+        term.tmux("kill-server")
+        screen.wait(6)
 
 
 @needs_tmux

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterable
@@ -24,6 +22,7 @@ from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs
 from kvyard_tui.model import NOTICE_FOR, Notice, Shown, Yard
 from kvyard_tui.operator import Operator
 from kvyard_tui.screen import LAYOUT_CSS, MainScreen
+from kvyard_tui.signals import leaving_on_signals
 from kvyard_tui.theme import DARK, LIGHT, TONE_CSS
 from kvyard_tui.views.requests import rows
 
@@ -71,6 +70,7 @@ class TopApp(App[None]):
         self._notice: Notice | None = None
         self._drawn_at = -REDRAW_GAP
         self._pending: Timer | None = None
+        self._loop_to_leave: asyncio.AbstractEventLoop | None = None
 
     def get_default_screen(self) -> Screen[Any]:
         """There is one screen; everything else is a dialog on it."""
@@ -84,10 +84,12 @@ class TopApp(App[None]):
         self.set_class(self._glyphs is ASCII, "-ascii")
         self.run_worker(self.feed.run(), group="feed")
         self.set_interval(1.0, self._tick)
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            # Left to its default a signal would end the process with the terminal still in raw mode.
-            with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):
-                asyncio.get_running_loop().add_signal_handler(number, self.exit)
+        self._loop_to_leave = asyncio.get_running_loop()
+
+    def leave(self) -> None:
+        """Exit from outside the event loop, as a signal handler does."""
+        if self._loop_to_leave is not None:
+            self._loop_to_leave.call_soon_threadsafe(self.exit)
 
     # ---- drawing -----------------------------------------------------------------------------------------------
 
@@ -211,5 +213,6 @@ def run(socket: str, *, readonly: bool = True, theme: str | None = None, ascii_o
     if ascii_only is None:
         ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
     app = TopApp(Path(socket), readonly=readonly, theme=theme, glyphs=ASCII if ascii_only else UNICODE)
-    app.run()
+    with leaving_on_signals(app.leave):
+        app.run()
     return app.return_code or 0
