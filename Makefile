@@ -13,13 +13,14 @@ ARGS   ?=
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(if $(SOCKET),--socket $(SOCKET)) $(ARGS)
 
-.PHONY: help serve test test-slow check format install clean gpu-check kernels-check
+.PHONY: help serve test test-slow check format install clean gpu-check kernels-check bench-core
 
 help:
 	@echo "make serve   set up, fetch the default model, serve it in the foreground (PORT= HOST= SOCKET= ARGS=)"
 	@echo "make test    set up, run all checks and tests"
 	@echo "make check   formatter, linter, types, import rules"
 	@echo "make test-slow  the long proofs, whole"
+	@echo "make bench-core  what the engine does between two model steps, against its limits"
 	@echo "make kernels-check  compile all kernels for sm_80, sm_90, sm_100 and gfx942; needs no GPU"
 	@echo "make gpu-check  kernels, tokens and speed on this machine's GPU, from the source tree, with PYTHON's"
 	@echo "             torch and triton; installs nothing (ARGS=--dry, ARGS='--model FILE', ARGS=--help)"
@@ -62,6 +63,9 @@ kernels-check: $(STAMP)
 # For a machine that is only lent: it has torch and triton, and gets nothing but this source tree.
 gpu-check:
 	PYTHONPATH=daemon:kernels:$$PYTHONPATH $(PYTHON) -m kvyard.engine.gpu_check $(ARGS)
+
+bench-core: $(STAMP)
+	$(BIN)/python bench/core.py $(ARGS)
 
 format: $(STAMP)
 	$(BIN)/ruff format .

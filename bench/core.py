@@ -1,0 +1,309 @@
+"""What the engine does between two model steps, measured: `make bench-core`.
+
+The real step loop of the engine runs in a process of its own, with its link, guard, timer, containment, step
+records and their encoding, and the collector off as in production; only the model is replaced, by one that
+answers at once. This process plays the front, and reads the costs from the step records: inbox, scheduling,
+outputs and the gap between two steps. What building the batch and sampling cost belongs to the model.
+
+    python bench/core.py [--quick] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from kvyard.link.codec import ToFront, decode_to_front, encode
+from kvyard.link.frames import HEADER, Inbox
+from kvyard.link.messages import PROTOCOL, Control, EngineInfo, Reply, Sampling, Sequence, Start, Stop, Submit
+from kvyard.link.record import StepRecord
+
+BLOCK_SIZE = 16
+WIDTH = 480
+"""Most tokens of a sequence in the mixed load."""
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One workload and its limit."""
+
+    name: str
+    running: int
+    waiting: int
+    load: str
+    """`mixed` (prompts of 256 tokens on average, 128 outputs), `decode` (nothing comes or ends)."""
+    prefix_cache: bool = False
+    limit_us: float | None = None
+    """Most microseconds per running sequence and step, at the median."""
+    limit_p99_ms: float | None = None
+
+
+CASES = (
+    Case("decode", 256, 0, "decode", limit_us=0.3),
+    Case("decode", 1024, 0, "decode", limit_us=0.3),
+    Case("mixed", 256, 0, "mixed", limit_us=0.7),
+    Case("mixed", 256, 10_000, "mixed", limit_us=0.7),
+    Case("mixed", 1024, 0, "mixed", limit_us=0.5),
+    Case("mixed", 1024, 10_000, "mixed", limit_us=0.5, limit_p99_ms=1.0),
+    Case("mixed", 1024, 100_000, "mixed", limit_us=0.5),
+    Case("prefix cache", 256, 10_000, "mixed", prefix_cache=True, limit_us=1.2),
+    Case("prefix cache", 1024, 10_000, "mixed", prefix_cache=True, limit_us=1.2),
+)
+GROWTH_LIMIT = 0.1
+"""Most growth of the median from an empty queue to the longest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Costs of one case."""
+
+    us_p50: float
+    """Microseconds per running sequence and step."""
+    us_p99: float
+    step_ms_p50: float
+    step_ms_p99: float
+    parts_us: dict[str, float]
+    """Median microseconds of a step by part."""
+    steps: int
+
+
+# ---- the front's side ----------------------------------------------------------------------------------------
+
+
+class Front:
+    """Feeds the engine and reads its records."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        ours, theirs = socket.socketpair()
+        for end in (ours, theirs):
+            end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
+        with theirs:
+            command = [sys.executable, __file__, "--engine", str(theirs.fileno()), "--case", json.dumps(asdict(case))]
+            self.child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+        self._socket, self._inbox = ours, Inbox()
+        self._rng = np.random.default_rng(7)
+        self._next = 0
+
+    def close(self) -> None:
+        """End the engine."""
+        self._send(encode(Stop()))
+        self._socket.close()
+        self.child.wait(10)
+
+    def _send(self, message: bytes) -> None:
+        self._socket.sendall(HEADER.pack(len(message), 0) + message)
+
+    def messages(self) -> Iterator[ToFront]:
+        """Whatever the engine says."""
+        while data := self._socket.recv(1 << 20):
+            for message in self._inbox.feed(data):
+                yield decode_to_front(message)
+
+    def submit(self, count: int) -> None:
+        """So many new sequences."""
+        for _ in range(count):
+            self._next += 1
+            self._send(encode(Submit(self._sequence(self._next))))
+
+    def _sequence(self, number: int) -> Sequence:
+        rng = self._rng
+        if self.case.load == "decode":
+            prompt, output = 16, 4000
+        else:
+            prompt, output = int(rng.integers(52, 461)), int(rng.integers(26, 231))
+            output = min(output, WIDTH - prompt) if prompt + 26 < WIDTH else 19
+        tokens = rng.integers(0, 50_000, prompt, dtype=np.int32)
+        sampling = Sampling(seed=number, temperature=0.0, ignore_eos=True)
+        return Sequence(number, number, 0, number, number * 1e-3, tokens.tobytes(), output, sampling)
+
+    def control(self, method: str) -> None:
+        """Ask, and wait for the answer."""
+        self._send(encode(Control(1, method)))
+        for message in self.messages():
+            if isinstance(message, Reply):
+                return
+
+    def fill(self) -> None:
+        """Everything that is to run and to wait, before the first step."""
+        self._send(encode(_start(self.case)))
+        for message in self.messages():
+            if isinstance(message, EngineInfo):
+                break
+        self.control("pause")
+        self.submit(self.case.running + self.case.waiting)
+        self.control("resume")
+
+    def measure(self, warm_up: int, steps: int) -> list[StepRecord]:
+        """Records of `steps` steps at the full number of running sequences."""
+        records: list[StepRecord] = []
+        seen = 0
+        for message in self.messages():
+            if not isinstance(message, StepRecord):
+                continue
+            if message.finished:
+                self.submit(len(message.finished))
+            seen += message.running >= self.case.running * 0.97
+            if seen > warm_up:
+                records.append(message)
+            if len(records) == steps:
+                break
+        return records
+
+
+def _start(case: Case) -> Start:
+    return Start(
+        protocol=PROTOCOL,
+        model_path="",
+        device="cpu",
+        dtype="float32",
+        deterministic=False,
+        kv_blocks=case.running * 64 if case.load == "mixed" else case.running * 256,
+        block_size=BLOCK_SIZE,
+        max_running=case.running,
+        max_step_tokens=8192,
+        max_model_len=WIDTH if case.load == "mixed" else 4080,
+        prefix_cache=case.prefix_cache,
+        swap_blocks=0,
+        discipline="kvyard",
+        policies={},
+        quarantined=[],
+        generation=0,
+    )
+
+
+def run(case: Case, warm_up: int, steps: int) -> Outcome:
+    """Measure one case."""
+    front = Front(case)
+    try:
+        front.fill()
+        records = front.measure(warm_up, steps)
+    finally:
+        front.close()
+    timings = [record.timings for record in records]
+    parts = {
+        # A gap is told by the record after it.
+        "inbox": np.array([t.inbox for t in timings[1:]]),
+        "schedule": np.array([t.schedule for t in timings[:-1]]),
+        "outputs": np.array([t.outputs for t in timings[:-1]]),
+        "gap": np.array([t.gap for t in timings[1:]]),
+    }
+    whole = np.sum(list(parts.values()), axis=0) / 1e3
+    each = whole / np.array([record.running for record in records[:-1]])
+    return Outcome(
+        us_p50=float(np.median(each)),
+        us_p99=float(np.percentile(each, 99)),
+        step_ms_p50=float(np.median(whole)) / 1e3,
+        step_ms_p99=float(np.percentile(whole, 99)) / 1e3,
+        parts_us={name: float(np.median(values)) / 1e3 for name, values in parts.items()},
+        steps=len(whole),
+    )
+
+
+# ---- the engine's side ---------------------------------------------------------------------------------------
+
+
+def engine(link: socket.socket, case: Case) -> None:
+    """The real loop around a model that answers at once."""
+    import torch
+    from kvyard.engine.channel import Channel, FrontGone
+    from kvyard.engine.loading import Loaded
+    from kvyard.engine.model_config import ModelConfig, Rope
+    from kvyard.engine.policies import Loader
+    from kvyard.engine.pool_size import PoolSize
+    from kvyard.engine.process import assemble
+    from kvyard.link.progress import ProgressPage
+
+    class NoModel:
+        """A backend without a model: one token's logits for everybody."""
+
+        name = "cpu"
+        device_name = "none"
+        geometry: Any = type("Geometry", (), {"block_bytes": 1})()
+
+        def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - a Batch; its import would load torch in the front
+            return torch.zeros((len(batch.logit_rows), 8))
+
+    channel = Channel(link)
+    start, _ = channel.receive_start()
+    config = ModelConfig("none", 8, 8, 1, 1, 1, 8, 8, 1 << 20, 1e-5, Rope(dim=8, theta=10_000.0))
+    loader = Loader()
+    policies = loader.at_start(start.discipline, {}, [])
+    loaded = Loaded(NoModel(), config, (0,), "float32")  # type: ignore[arg-type]  # all that the loop asks of it
+    assert start.kv_blocks is not None
+    assert start.max_model_len is not None
+    size = PoolSize(start.kv_blocks, start.max_model_len)
+    # Processor time of this thread: what other processes do on the machine is not the engine's cost.
+    page = ProgressPage(ProgressPage.create())
+    made = assemble(start, policies, loader, loaded, size, channel, page, clock_ns=time.thread_time_ns)
+    channel.send(made.info)
+    try:
+        made.loop.run()
+    except FrontGone:
+        os._exit(0)
+
+
+# ---- the report ----------------------------------------------------------------------------------------------
+
+
+def report(outcomes: dict[Case, Outcome]) -> list[str]:
+    """Print a table; what is over its limit, in words."""
+    print("case          running waiting  us/seq p50    p99  limit  step ms p99  parts (us)")
+    over = []
+    for case, outcome in outcomes.items():
+        parts = " ".join(f"{name} {value:.0f}" for name, value in outcome.parts_us.items())
+        limit = "" if case.limit_us is None else f"{case.limit_us:g}"
+        each = f"{outcome.us_p50:11.3f} {outcome.us_p99:6.2f} {limit:>6} {outcome.step_ms_p99:12.3f}"
+        print(f"{case.name:13} {case.running:7} {case.waiting:7} {each}  {parts}")
+        title = f"{case.name} at {case.running} running, {case.waiting} waiting"
+        if case.limit_us is not None and outcome.us_p50 > case.limit_us:
+            over.append(f"{title}: {outcome.us_p50:.2f} us, limit {case.limit_us:g}")
+        if case.limit_p99_ms is not None and outcome.step_ms_p99 > case.limit_p99_ms:
+            over.append(f"{title}: p99 of a step {outcome.step_ms_p99:.2f} ms, limit {case.limit_p99_ms:g}")
+    over += _growth(outcomes)
+    return over
+
+
+def _growth(outcomes: dict[Case, Outcome]) -> list[str]:
+    found = {c.waiting: o for c, o in outcomes.items() if c.name == "mixed" and c.running == 1024}
+    if len(found) < 2:
+        return []
+    growth = found[max(found)].us_p50 / found[min(found)].us_p50 - 1
+    print(f"growth from {min(found):,} to {max(found):,} waiting: {growth:+.1%} (limit {GROWTH_LIMIT:.0%})")
+    return [f"growth with the queue: {growth:.1%}"] if growth > GROWTH_LIMIT else []
+
+
+def main() -> int:
+    """Measure all; 1 when something is over its limit."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="fewer steps, no 100,000 waiting")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    parser.add_argument("--only", default="", help="only cases whose name contains this")
+    parser.add_argument("--engine", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--case", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.engine is not None:
+        engine(socket.socket(fileno=options.engine), Case(**json.loads(options.case)))
+        return 0
+    cases = [case for case in CASES if options.only in case.name and not (options.quick and case.waiting > 10_000)]
+    outcomes = {case: run(case, *((100, 200) if options.quick else (300, 1000))) for case in cases}
+    if options.json:
+        print(json.dumps([{**asdict(case), **asdict(outcome)} for case, outcome in outcomes.items()]))
+        return 0
+    over = report(outcomes)
+    for line in over:
+        print("over the limit:", line)
+    return 1 if over else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
