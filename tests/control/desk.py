@@ -122,6 +122,9 @@ class Desk:
     async def requests(self, limit: int) -> RequestPage:
         return RequestPage(self.requests_listed, rows(min(limit, self.requests_listed)))
 
+    async def explain(self, request_id: str) -> Mapping[str, Any]:
+        return {"sequences": []}
+
     async def policy_list(self) -> PolicyListing:
         listed = [
             PolicyRow("admission", "aging", "kvyard", "1.0", "1.0", True, doc="Priority with aging.\n\nMore."),

@@ -29,6 +29,7 @@ GOOD: dict[str, dict[str, Any]] = {
     "lower": {"role": "operator"},
     "status": {},
     "requests": {"limit": 1},
+    "explain": {"request_id": "a"},
     "events": {"limit": 5},
     "subscribe": {"topics": []},
     "policy.list": {},
