@@ -38,7 +38,11 @@ class Kernel:
     """A compiled `void(int64*)` whose items are drawn from a counter in its parameters."""
 
     def __init__(self, body: Callable[[int], None]) -> None:
-        self._compiled = cfunc(types.void(types.int64), cache=True)(body)  # owns the machine code
+        signature = types.void(types.int64)
+        try:
+            self._compiled = cfunc(signature, cache=True)(body)  # owns the machine code
+        except RuntimeError:  # no folder for the cache can be written: compile anew on every start
+            self._compiled = cfunc(signature)(body)
         self._address = int(self._compiled.address or 0)
         self._single = _BODY(self._address)
 

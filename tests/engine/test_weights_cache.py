@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from kvyard.engine import weights_cache
+from kvyard.engine.cache_folder import cache_folder
 from kvyard.engine.loading import load_weights
 from kvyard.engine.weights import Weights
 
@@ -114,11 +115,19 @@ def test_folders_are_read_without_a_cache(cache: Path, tmp_path: Path) -> None:
     assert not cache.exists()
 
 
-def test_where_the_cache_lies(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("KVYARD_CACHE_DIR", "/one")
-    monkeypatch.setenv("XDG_CACHE_HOME", "/two")
-    assert weights_cache.cache_folder() == Path("/one")
-    monkeypatch.delenv("KVYARD_CACHE_DIR")
-    assert weights_cache.cache_folder() == Path("/two/kvyard")
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert weights_cache.cache_folder() == Path.home() / ".cache" / "kvyard"
+def test_where_caches_lie() -> None:
+    assert cache_folder({"KVYARD_CACHE_DIR": "/one", "XDG_CACHE_HOME": "/two"}) == Path("/one")
+    assert cache_folder({"XDG_CACHE_HOME": "/two"}) == Path("/two/kvyard")
+    assert cache_folder({}) == Path.home() / ".cache" / "kvyard"
+
+
+def test_a_user_without_a_home_has_no_cache(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def homeless() -> Path:
+        raise RuntimeError("could not determine the home directory")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    monkeypatch.delenv("KVYARD_CACHE_DIR", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert cache_folder({}) is None
+    assert _load(model)[1]
+    assert _load(model)[1]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
 import torch
-from kvyard_kernels import cpu
-from kvyard_kernels.cpu_threads import _parallel
+from kvyard_kernels import cpu, cpu_rows
+from kvyard_kernels.cpu_threads import Kernel, _parallel
+from numba.core import caching
 
 
 def _process_threads() -> int:
@@ -39,9 +43,33 @@ def test_threads_are_shared_with_torch() -> None:
     assert threading.active_count() == python_threads
 
 
-def test_compiled_kernels_are_kept_for_the_next_start() -> None:
-    from kvyard_kernels import cpu_rows
+_PROGRAM = """
+from kvyard_kernels import cpu
+import torch
+print(float(cpu.gated(torch.ones(1, 8)).sum()))
+"""
 
-    cpu.warm_up()
-    folder = Path(cpu_rows.__file__).parent / "__pycache__"
-    assert any(folder.glob("cpu_rows.norm-*.nbi")) or not folder.exists()
+
+def _start(folder: Path) -> str:
+    environment = os.environ | {"NUMBA_CACHE_DIR": str(folder)}
+    result = subprocess.run(
+        [sys.executable, "-c", _PROGRAM], env=environment, capture_output=True, text=True, timeout=100, check=True
+    )
+    return result.stdout
+
+
+def test_compiled_kernels_are_kept_for_the_next_start(tmp_path: Path) -> None:
+    first = _start(tmp_path)
+    kept = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")}
+    assert len(kept) == 1
+    assert _start(tmp_path) == first
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.nbc")} == kept
+
+
+def test_without_a_place_for_the_cache_kernels_are_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: object) -> None:
+        raise RuntimeError("cannot cache function: no locator available")
+
+    monkeypatch.setattr(caching._CacheImpl, "__init__", refuse)
+    kernel = Kernel(cpu_rows.gate)
+    assert kernel._address != 0

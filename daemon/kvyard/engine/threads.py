@@ -1,4 +1,4 @@
-"""Threads of the engine process, set in one place and before torch is imported.
+"""Threads and compiler cache of the engine process, set in one place and before torch is imported.
 
 OpenMP reads its settings when the runtime is loaded, so `configure` must run before the first import of
 torch. Idle workers spin briefly, then sleep: on two cores shared with the front, spinning for long takes the
@@ -12,6 +12,8 @@ import os
 from collections.abc import MutableMapping
 from pathlib import Path
 
+from kvyard.engine.cache_folder import cache_folder
+
 _SPIN_COUNT = "4000"
 """About 10 to 20 us: longer than the gap between two products, shorter than anything a person could notice."""
 
@@ -22,6 +24,8 @@ def configure(environment: MutableMapping[str, str] = os.environ) -> int:
     environment.setdefault("GOMP_SPINCOUNT", _SPIN_COUNT)
     environment.setdefault("KMP_BLOCKTIME", "0")
     environment.setdefault("NUMBA_NUM_THREADS", "1")
+    if (folder := cache_folder(environment)) is not None:
+        environment.setdefault("NUMBA_CACHE_DIR", str(folder / "numba"))
     return int(environment["OMP_NUM_THREADS"].partition(",")[0])
 
 

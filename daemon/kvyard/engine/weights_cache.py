@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
+from kvyard.engine.cache_folder import cache_folder
 from kvyard.engine.model_config import ModelConfig
 from kvyard.engine.weights import Form, Weights
 
@@ -25,13 +26,6 @@ _VERSION = 3
 """Of names and layout of the joined tensors; another one makes old files miss."""
 
 _SAMPLE = 1 << 20
-
-
-def cache_folder() -> Path:
-    """`KVYARD_CACHE_DIR`, else `kvyard` under `XDG_CACHE_HOME`."""
-    if chosen := os.environ.get("KVYARD_CACHE_DIR"):
-        return Path(chosen)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kvyard"
 
 
 def fingerprint(path: Path) -> str:
@@ -45,15 +39,20 @@ def fingerprint(path: Path) -> str:
     return digest.hexdigest()[:24]
 
 
-def cached_file(path: Path, dtype: torch.dtype, form: Form) -> Path:
-    """Where the converted weights of a model file lie."""
+def cached_file(path: Path, dtype: torch.dtype, form: Form) -> Path | None:
+    """Where the converted weights of a model file lie, if there is a place for caches."""
+    folder = cache_folder(os.environ)
+    if folder is None:
+        return None
     kind = str(dtype).removeprefix("torch.")
     name = f"{path.stem}-{fingerprint(path)}-{kind}-{form}-v{_VERSION}.safetensors"
-    return cache_folder() / "weights" / name
+    return folder / "weights" / name
 
 
-def load_cached(path: Path) -> Weights | None:
+def load_cached(path: Path | None) -> Weights | None:
     """Weights from a cache file, mapped; None where there is none that can be used."""
+    if path is None:
+        return None
     try:
         with safe_open(path, framework="pt") as file:
             about = file.metadata()
@@ -63,8 +62,10 @@ def load_cached(path: Path) -> Weights | None:
         return None
 
 
-def store(path: Path, weights: Weights) -> bool:
+def store(path: Path | None, weights: Weights) -> bool:
     """Write a cache file; False where that is not possible."""
+    if path is None:
+        return False
     about = {"config": weights.config.to_json(), "eos_ids": json.dumps(list(weights.eos_ids))}
     temporary = None
     try:
