@@ -70,6 +70,6 @@ def test_without_a_place_for_the_cache_kernels_are_compiled_anew(monkeypatch: py
     def refuse(*args: object) -> None:
         raise RuntimeError("cannot cache function: no locator available")
 
-    monkeypatch.setattr(caching._CacheImpl, "__init__", refuse)
+    monkeypatch.setattr(caching.CacheImpl, "__init__", refuse)
     kernel = Kernel(cpu_rows.gate)
     assert kernel._address != 0
