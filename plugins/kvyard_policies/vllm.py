@@ -14,6 +14,7 @@ from kvyard.policy import (
     Admission,
     AdmissionPolicy,
     Cause,
+    Divide,
     OrderKey,
     PolicyParams,
     PreemptionPolicy,
@@ -85,7 +86,11 @@ class VllmPrefill(PrefillPolicy):
 
     params: Params
 
-    def divide(self, s: Snapshot, prompts: Sequence[RequestView], left: int) -> Sequence[int]:
-        threshold = self.params.long_prefill
-        share = threshold if threshold and len(s.running) + len(s.waiting) > 1 else left
+    @property
+    def divide(self) -> Divide | None:  # type: ignore[override]  # None is allowed: nothing is cut, nobody asked
+        """The cut at the threshold, where there is one."""
+        return self._cut if self.params.long_prefill else None
+
+    def _cut(self, s: Snapshot, prompts: Sequence[RequestView], left: int) -> Sequence[int]:
+        share = self.params.long_prefill if len(s.running) + len(s.waiting) > 1 else left
         return [share] * len(prompts)

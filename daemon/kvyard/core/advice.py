@@ -92,6 +92,8 @@ class Advice:
     def divide(self, prompts: Sequence[View], left: int) -> list[int]:
         """Most tokens for each of `prompts`."""
         count = len(prompts)
+        if not self.traits.divides:
+            return [left] * count
         return self._ask("prefill", "divide", lambda value: shares(value, count), self._snapshot, prompts, left)
 
     def admit(self) -> PlainAdmission:
@@ -107,7 +109,13 @@ class Advice:
 
     def key(self, seq: SequenceState) -> OrderKey:
         """Where `seq` waits. Only where the policy has a key."""
-        return self._ask("admission", "key", order_key, seq.view)
+        try:
+            return self.guard.call("admission", self.policies.admission, "key", order_key, seq.view)
+        except Fault as fault:
+            self.eject(fault)
+            key = self.policies.admission.key
+            assert key is not None, "the built-in has one"
+            return order_key(key(seq.view))
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
@@ -170,6 +178,7 @@ class Advice:
         return {
             "queue_order": "key" if self.traits.keyed else "arrival",
             "admission_may_evict": self.traits.evicts,
+            "prompts_divided_by_policy": self.traits.divides,
             "lookahead_steps": self.traits.lookahead + 1,
             "phases": shape and [[phase.value for phase in group] for group in shape.groups],
             "prompt_tokens_per_step": shape and shape.prompts,
@@ -193,8 +202,8 @@ class Advice:
         call = self.guard.call
         keyed, evicts = call("admission", Declarations(policies.admission), "admission", admission_traits)
         lookahead = call("preemption", Declarations(policies.preemption), "preemption", self._checks.lookahead)
-        shape = call("prefill", Declarations(policies.prefill), "prefill", self._checks.constant)
-        return Traits(keyed, evicts, lookahead, shape)
+        shape, divides = call("prefill", Declarations(policies.prefill), "prefill", self._checks.prefill_traits)
+        return Traits(keyed, evicts, lookahead, shape, divides)
 
     # ---- putting out ----------------------------------------------------------------------------------------
 

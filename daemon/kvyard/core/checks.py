@@ -79,6 +79,12 @@ class Checks:
     def constant(self, value: Any) -> Shape | None:  # noqa: ANN401 - whatever a policy declares
         return self.shape(value) if type(value) is Shape else None
 
+    def prefill_traits(self, value: tuple[Any, Any]) -> tuple[Shape | None, bool]:
+        shape, divide = value
+        if divide is not None and not callable(divide):
+            raise Nonsense("nonsense", "divide is a method or None")
+        return self.constant(shape), divide is not None
+
     def lookahead(self, value: Any) -> int:  # noqa: ANN401 - whatever a policy declares
         most = self._ledger.limits.max_model_len
         if type(value) is not int or not 1 <= value <= most:

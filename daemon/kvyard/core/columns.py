@@ -74,7 +74,7 @@ class RowColumns:
     def append(self, rows: list[int]) -> None:
         """These rows run from now on, behind the others."""
         if rows:
-            self.order = np.append(self.order, rows)
+            self.order = np.concatenate((self.order, np.array(rows, np.int64)))
 
     def vacate(self, seq: SequenceState, keep_tokens: bool) -> None:
         """Take the row of `seq` back; `order` is mended by the caller, for many at once."""

@@ -53,6 +53,8 @@ class Traits(NamedTuple):
     """Steps beyond this one whose blocks must be there before growth counts as fitting."""
     shape: Shape | None
     """The shape of every step, where the prefill policy has a constant instead of a method."""
+    divides: bool
+    """The prefill policy cuts prompts; otherwise each takes what is left."""
 
 
 class Declarations(Policy):
@@ -73,8 +75,8 @@ class Declarations(Policy):
         """Parameter values."""
         return self._policy.params.values()
 
-    def prefill(self) -> Any:  # noqa: ANN401 - whatever the policy declares
-        """A constant shape, or the method."""
-        if type(self._policy).shape is PrefillPolicy.shape:
-            return RUNNING_FIRST
-        return self._policy.shape
+    def prefill(self) -> tuple[Any, Any]:
+        """A constant shape, or the method; and the method that divides, or None."""
+        policy = self._policy
+        shape = RUNNING_FIRST if type(policy).shape is PrefillPolicy.shape else policy.shape
+        return shape, None if type(policy).divide is PrefillPolicy.divide else policy.divide

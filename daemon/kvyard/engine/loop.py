@@ -267,7 +267,7 @@ class EngineLoop:
         self._p.scheduler.finish(fault.sequence_id, "error")
         self._forget(fault.sequence_id)
         self._p.channel.send(Failed(fault.sequence_id, "model_error", f"the model could not go on: {fault}"))
-        self._send_record(plan)
+        self._send_record(plan, undone=True)
 
     def _report(self) -> None:
         for sequence_id, text in self._p.scheduler.take_refusals():
@@ -278,8 +278,8 @@ class EngineLoop:
         for reply in self._p.controls.replies():
             self._p.channel.send(reply)
 
-    def _send_record(self, plan: Plan) -> None:
-        record = self._p.recorder.record(plan)
+    def _send_record(self, plan: Plan, undone: bool = False) -> None:
+        record = self._p.recorder.record(plan, undone)
         if record is None:
             self._p.channel.flush()
         else:

@@ -56,8 +56,8 @@ class Recorder:
         spent, self._last = now - self._last, now
         return spent
 
-    def record(self, plan: Plan) -> StepRecord | None:
-        """The record of the step; None when nothing ran and nothing changed."""
+    def record(self, plan: Plan, undone: bool = False) -> StepRecord | None:
+        """The record of the step; None when nothing ran and nothing changed. An undone step computed nothing."""
         scheduler = self._scheduler
         parts = scheduler.take_record_parts()
         if not len(plan) and not (parts.preempted or parts.waits or parts.finished):
@@ -70,8 +70,8 @@ class Recorder:
             step=plan.step,
             at=self._at,
             timings=Timings(self.inbox_ns, self._schedule, self._model, self._sample, outputs, max(self._gap, 0)),
-            ids=plan.ids.tobytes(),
-            granted=plan.granted.astype(np.int32).tobytes(),
+            ids=b"" if undone else plan.ids.tobytes(),
+            granted=b"" if undone else plan.granted.astype(np.int32).tobytes(),
             prompt_tokens=parts.prompt_tokens,
             decode_tokens=parts.decode_tokens,
             running=scheduler.running,

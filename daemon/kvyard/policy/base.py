@@ -26,6 +26,8 @@ API: tuple[int, int] = (1, 0)
 Kind = Literal["admission", "preemption", "prefill"]
 KINDS: tuple[Kind, ...] = ("admission", "preemption", "prefill")
 OrderKey = tuple[float, ...]
+Divide = Callable[[Snapshot, Sequence[RequestView], int], Sequence[int]]
+"""The form of `PrefillPolicy.divide`."""
 
 
 class Policy:
@@ -115,7 +117,9 @@ class PrefillPolicy(Policy):
     def divide(self, s: Snapshot, prompts: Sequence[RequestView], left: int) -> Sequence[int]:
         """Most tokens for each of `prompts` in this step; the core cuts at what is left.
 
-        Called once for the running prompts of a phase, and once for each newcomer with that one view.
+        Called once for the running prompts of a phase, and once for each newcomer with that one view. A policy
+        that cuts nothing, for the time being or ever, may have None in its place (a property that looks at
+        the parameters, say): then each prompt takes what is left and the policy is not asked.
         """
         return [left] * len(prompts)
 

@@ -64,7 +64,7 @@ class Duplicates(FaultyAdmission):
 
     def fault(self, s: Snapshot) -> Admission:
         first = next(iter(s.waiting))
-        return Admission([first, first])
+        return Admission([first, first], evict=True)
 
 
 class VictimsRaise(PreemptionPolicy):
