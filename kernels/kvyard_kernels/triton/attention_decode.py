@@ -59,8 +59,9 @@ def decode_split(
     low = tl.maximum(length - window, 0)
     begin = split * SPLIT
     high = tl.minimum(length, begin + SPLIT)
-    if PARTIAL and (begin >= length or begin + SPLIT <= low):
-        return
+    if PARTIAL:  # noqa: SIM102 - the compiler settles this one, the device the next
+        if (begin >= length) | (begin + SPLIT <= low):
+            return
 
     member = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)

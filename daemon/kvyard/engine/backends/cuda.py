@@ -40,7 +40,7 @@ class CudaBackend:
         device: str = "cuda",
     ) -> None:
         self._device = torch.device(device)
-        self.device_name = _describe(self._device)
+        self.device_name = describe(device)
         config = weights.config
         self._ops = CudaOps(config, weights.tensors["embed"], dtype, deterministic, self._device)
         self._decoder = Decoder(weights, self._ops, progress)
@@ -150,8 +150,9 @@ def _compare(expected: Tensor, found: Tensor) -> None:
     )
 
 
-def _describe(device: torch.device) -> str:
+def describe(name: str) -> str:
     """The device in words. Raises BackendError where it cannot run the kernels."""
+    device = torch.device(name)
     if device.type != "cuda":
         return "Triton's interpreter on the CPU"
     if not torch.cuda.is_available():

@@ -30,8 +30,8 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m kvyard.engine.gpu_check",
         description="Kernels, tokens and speed on the GPU of this machine. Needs torch, triton, numpy, safetensors "
         "and the source tree on PYTHONPATH (daemon:kernels); nothing is installed and nothing fetched. With --model "
-        "the package gguf is needed too: fetch it elsewhere with `pip download --no-deps gguf`, install it here with "
-        "`pip install --no-index --no-deps gguf-*.whl`.",
+        "the package gguf is needed too, with pyyaml and tqdm: fetch them elsewhere with `pip download --no-deps`, "
+        "install them here with `pip install --no-index --no-deps --target DIRECTORY`, and put that on PYTHONPATH.",
     )
     parser.add_argument("--dry", action="store_true", help="small sizes; in Triton's interpreter where no GPU is")
     parser.add_argument("--model", type=Path, help="the default model's GGUF file; else random weights of its shape")

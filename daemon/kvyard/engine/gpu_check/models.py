@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvyard.engine.model_config import ModelConfig, Rope
-from kvyard.engine.weights import Weights, assemble
+from kvyard.engine.weights import Groups, Weights, assemble
 
 LLAMA = ModelConfig(
     family="llama",
@@ -56,6 +56,10 @@ class _Random:
         if len(shape) == 1:
             return torch.rand(shape, generator=self._generator) + 0.5
         return torch.randn(shape, generator=self._generator) / math.sqrt(shape[1])
+
+    def groups(self, name: str) -> Groups | None:
+        """Nothing is quantised."""
+        return None
 
     def _shape(self, part: str) -> tuple[int, ...]:
         c = self._config
