@@ -18,10 +18,15 @@ import torch
 from torch import Tensor
 
 from kvyard.core.plan import BoolArray, IntArray, TokenArray
+from kvyard.engine.choice import draw
 from kvyard.engine.hashing import RowHash
 from kvyard.engine.logprobs import token_logprobs
+from kvyard.engine.penalties import Penalties
 from kvyard.engine.random import derive, uniform
 from kvyard.link.messages import Sampling, TokenLogprobs
+
+Rows = npt.NDArray[np.float32]
+"""`[k, vocab]` logits."""
 
 
 @dataclass(slots=True)
@@ -43,13 +48,15 @@ class _State:
 
     sampling: Sampling
     stops: frozenset[int]
-    banned: Tensor | None
+    banned: npt.NDArray[np.int64]
     """Ids that may not come before `min_tokens`."""
-    bias: tuple[Tensor, Tensor] | None
-    seen: Tensor | None
-    """int32 `[vocab]`: how often each id was output; kept only where a penalty needs it."""
-    in_prompt: Tensor | None
-    """bool `[vocab]`, for the repetition penalty."""
+    bias: tuple[npt.NDArray[np.int64], npt.NDArray[np.float32]] | None
+    penalties: Penalties | None
+
+    @property
+    def shapes(self) -> bool:
+        """Are logits changed before the choice?"""
+        return bool(len(self.banned)) or self.bias is not None or self.penalties is not None
 
 
 class Sampler:
@@ -78,7 +85,7 @@ class Sampler:
         self._states[slot] = state
         self._seeds[slot] = derive(sampling.seed, index)
         self._temperature[slot] = sampling.temperature
-        self._shaped[slot] = state.banned is not None or state.bias is not None or state.seen is not None
+        self._shaped[slot] = state.shapes
         self._cut[slot] = 0 < sampling.top_k < self._vocab or sampling.top_p < 1 or sampling.min_p > 0
         self._logprobs[slot] = sampling.logprobs
         self._stops[slot] = sampling.ignore_eos or bool(sampling.stop_token_ids)
@@ -88,72 +95,63 @@ class Sampler:
 
         `generated` is the index of the output token that each row is about to make: 0 for the first.
         """
-        given = logits
-        hashes = None if self._hash is None else self._hash(logits.numpy())
-        if self._shaped[slots].any():
-            logits = self._shape(logits, slots, generated)
-        tokens = self._choose(logits, slots, generated)
-        for row in np.flatnonzero(self._shaped[slots]):
-            self._count(int(slots[row]), int(tokens[row]))
+        rows = logits.numpy()
+        hashes = None if self._hash is None else self._hash(rows)
+        shaped = np.flatnonzero(self._shaped[slots])
+        choices = self._shape(rows, shaped, slots, generated) if len(shaped) else rows
+        tokens = self._choose(choices, slots, generated)
+        for row in shaped:
+            state = self._states[slots[row]]
+            if state is not None and state.penalties is not None:
+                state.penalties.count(int(tokens[row]))
         asked = np.flatnonzero(self._logprobs[slots] >= 0)
-        logprobs = token_logprobs(given[torch.from_numpy(asked)], tokens[asked], self._logprobs[slots[asked]])
-        stop = self._stop(tokens, slots)
-        return Sampled(tokens, stop, hashes, dict(zip(asked.tolist(), logprobs, strict=True)))
+        found = token_logprobs(logits[torch.from_numpy(asked)], tokens[asked], self._logprobs[slots[asked]])
+        return Sampled(tokens, self._stop(tokens, slots), hashes, dict(zip(asked.tolist(), found, strict=True)))
 
     # ---- state
 
     def _state(self, sampling: Sampling, prompt: TokenArray, emitted: TokenArray) -> _State:
         stops = frozenset(sampling.stop_token_ids) | (frozenset() if sampling.ignore_eos else frozenset(self._eos))
-        banned = sorted(i for i in {*self._eos, *sampling.stop_token_ids} if 0 <= i < self._vocab)
+        ends = {*self._eos, *sampling.stop_token_ids} if sampling.min_tokens > 0 else set()
         bias = [(i, value) for i, value in sampling.logit_bias if 0 <= i < self._vocab]
-        repeats = sampling.repetition_penalty != 1
-        counts = repeats or sampling.presence_penalty != 0 or sampling.frequency_penalty != 0
         return _State(
             sampling=sampling,
             stops=stops,
-            banned=torch.tensor(banned) if sampling.min_tokens > 0 and banned else None,
-            bias=(torch.tensor([i for i, _ in bias]), torch.tensor([value for _, value in bias])) if bias else None,
-            seen=self._occurrences(emitted) if counts else None,
-            in_prompt=self._occurrences(prompt) > 0 if repeats else None,
+            banned=np.array(sorted(i for i in ends if 0 <= i < self._vocab), dtype=np.int64),
+            bias=(np.array([i for i, _ in bias]), np.array([value for _, value in bias], np.float32))
+            if bias
+            else None,
+            penalties=Penalties(sampling, prompt, emitted) if Penalties.wanted(sampling) else None,
         )
 
-    def _occurrences(self, tokens: TokenArray) -> Tensor:
-        return torch.from_numpy(np.bincount(tokens, minlength=self._vocab).astype(np.int32))
+    # ---- a step
 
-    def _count(self, slot: int, token: int) -> None:
-        state = self._states[slot]
-        if state is not None and state.seen is not None:
-            state.seen[token] += 1
-
-    # ---- logits
-
-    def _shape(self, logits: Tensor, slots: IntArray, generated: IntArray) -> Tensor:
+    def _shape(self, rows: Rows, shaped: IntArray, slots: IntArray, generated: IntArray) -> Rows:
         """A copy of the logits with each row's penalties, bias and bans."""
-        logits = logits.clone()
-        for row in np.flatnonzero(self._shaped[slots]):
+        rows = rows.copy()
+        for row in shaped:
             state = self._states[slots[row]]
             assert state is not None
-            _penalise(logits[row], state)
+            if state.penalties is not None:
+                state.penalties.apply(rows[row])
             if state.bias is not None:
-                logits[row].index_add_(0, *state.bias)
-            if state.banned is not None and generated[row] < state.sampling.min_tokens:
-                logits[row, state.banned] = -torch.inf
-        return logits
+                np.add.at(rows[row], *state.bias)
+            if generated[row] < state.sampling.min_tokens:
+                rows[row, state.banned] = -np.inf
+        return rows
 
-    # ---- choice
-
-    def _choose(self, logits: Tensor, slots: IntArray, generated: IntArray) -> TokenArray:
+    def _choose(self, rows: Rows, slots: IntArray, generated: IntArray) -> TokenArray:
         temperature = self._temperature[slots]
-        tokens = logits.argmax(dim=-1).numpy().astype(np.int32)  # the lowest id among equals
-        random = np.flatnonzero(temperature > 0)
-        if not len(random):
-            return tokens
-        draws = uniform(self._seeds[slots[random]], generated[random])
-        for row, draw in zip(random.tolist(), draws.tolist(), strict=True):
+        tokens = np.empty(len(rows), dtype=np.int32)
+        greedy, random = np.flatnonzero(temperature <= 0), np.flatnonzero(temperature > 0)
+        for row in greedy:
+            tokens[row] = rows[row].argmax()  # the lowest id among equals
+        numbers = uniform(self._seeds[slots[random]], generated[random])
+        for row, number in zip(random, numbers.tolist(), strict=True):
             state = self._states[slots[row]]
             assert state is not None
             cut = state.sampling if self._cut[slots[row]] else None
-            tokens[row] = draw_token(logits[row].numpy(), float(temperature[row]), draw, cut)
+            tokens[row] = draw(rows[row], float(temperature[row]), number, cut)
         return tokens
 
     def _stop(self, tokens: TokenArray, slots: IntArray) -> BoolArray:
@@ -163,52 +161,3 @@ class Sampler:
             assert state is not None
             stop[row] = int(tokens[row]) in state.stops
         return stop
-
-
-def _penalise(logits: Tensor, state: _State) -> None:
-    """In place: repetition (prompt and output, CTRL's rule), frequency and presence (output alone)."""
-    if state.seen is None:
-        return
-    sampling = state.sampling
-    if state.in_prompt is not None:
-        repeated = state.in_prompt | (state.seen > 0)
-        factor = sampling.repetition_penalty
-        logits.copy_(torch.where(repeated, torch.where(logits > 0, logits / factor, logits * factor), logits))
-    logits.sub_(state.seen * sampling.frequency_penalty + (state.seen > 0) * sampling.presence_penalty)
-
-
-def draw_token(logits: npt.NDArray[np.float32], temperature: float, draw: float, cut: Sampling | None) -> int:
-    """The token at `draw` in (0, 1) of the row's distribution, restricted by `cut` if given.
-
-    Without a cut the tokens lie in order of id, with one in descending order of probability (equals by id);
-    the sums are float64 and the last token with any weight takes what rounding leaves over.
-    """
-    scores = logits.astype(np.float64)
-    scores -= scores.max()
-    weights = np.exp(scores / temperature)
-    if cut is None:
-        return _at(weights, draw)
-    order = _candidates(weights, cut)
-    kept = weights[order]
-    if cut.top_p < 1:
-        sums = np.cumsum(kept)
-        total = sums[-1] if 0 < cut.top_k < len(weights) or cut.min_p > 0 else weights.sum()
-        kept = kept[: 1 + int(np.searchsorted(sums, cut.top_p * total, side="left"))]
-    return int(order[_at(kept, draw)])
-
-
-def _candidates(weights: npt.NDArray[np.float64], cut: Sampling) -> npt.NDArray[np.int64]:
-    """Ids that min-p and top-k leave, in descending order of weight, equals by id."""
-    least = cut.min_p * weights.max()
-    ids = np.flatnonzero(weights >= least) if least > 0 else np.arange(len(weights))
-    if 0 < cut.top_k < len(ids):
-        border = np.partition(weights[ids], len(ids) - cut.top_k)[len(ids) - cut.top_k]
-        ids = ids[weights[ids] >= border]  # more than top_k where the last place is shared
-    order = ids[np.argsort(-weights[ids], kind="stable")]
-    return order[: cut.top_k] if cut.top_k > 0 else order
-
-
-def _at(weights: npt.NDArray[np.float64], draw: float) -> int:
-    sums = np.cumsum(weights)
-    index = int(np.searchsorted(sums, draw * sums[-1], side="right"))
-    return index if index < len(weights) and weights[index] > 0 else int(np.flatnonzero(weights)[-1])
