@@ -174,6 +174,12 @@ def prefill_vs_decode(
     discipline: DisciplinesOption = None,
     machine: MachineOption = "smollm2-135m-cpu2",
     prompts: Annotated[int, typer.Option("--prompts", help="Long prompts, one a second.", min=1)] = 20,
+    live: Annotated[bool, typer.Option("--live", help="Also on a daemon, over HTTP; one is started for it.")] = False,
+    model: Annotated[str, typer.Option("--model", help="Model of that daemon.", show_default=False)] = "",
+    socket: Annotated[
+        Path | None,
+        typer.Option("--socket", help="Measure the daemon there instead.", show_default=False, metavar="PATH"),
+    ] = None,
     json: JsonOption = False,
 ) -> None:
     """Show who waits when long prompts come while others decode: 8 decoders, a prompt of 2,000 tokens a second."""
@@ -182,12 +188,25 @@ def prefill_vs_decode(
     with told_errors():
         chosen = _machine(machine)
         names = discipline or list(load.DISCIPLINES)
-        results = {name: load.measure(name, chosen, prompts) for name in names}
+        results = {"virtual": {name: load.measure(name, chosen, prompts) for name in names}}
+        if live or socket is not None:
+            results["live"] = _live(socket, model, chosen, names, prompts)
     if json:
-        say_json({"machine": chosen.name, "prompts": prompts, "virtual": results})
+        say_json({"machine": chosen.name, "prompts": prompts, **results})
         return
-    say(f"in virtual time on {chosen.name}: {clean(chosen.doc)}")
-    say("\n".join(table(load.HEAD, [load.row(name, found) for name, found in results.items()])))
+    say(f"virtual: {clean(chosen.doc)}")
+    rows = [(where, *load.row(name, found)) for where, group in results.items() for name, found in group.items()]
+    say("\n".join(table(("TIME", *load.HEAD), rows)))
+
+
+def _live(socket: Path | None, model: str, machine: Machine, names: list[str], prompts: int) -> dict[str, Any]:
+    from kvyard.cli import sim_live
+
+    if socket is not None:
+        return sim_live.measure(socket, names, prompts)
+    sys.stderr.write(f"starting a daemon; each discipline then takes about {prompts + 5} s\n")
+    with sim_live.own_daemon(model, machine.limits.max_step_tokens) as own:
+        return sim_live.measure(own, names, prompts)
 
 
 class Bar:
