@@ -8,7 +8,7 @@ the whole discipline with it, since its parts were chosen for one another.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -194,7 +194,12 @@ class Advice:
         changed = [kind for kind in KINDS if policies.get(kind) is not self.policies.get(kind)]
         self.policies, self.traits = policies, traits
         self._last_shape = self._last_admission = self._last_victims = None
-        for kind in changed:
+        self._forget(changed)
+
+    def _forget(self, kinds: Collection[Kind]) -> None:
+        """Other policies are in charge of these kinds: they start with a clean slate."""
+        self._decisions = deque((d for d in self._decisions if d[1] not in kinds), maxlen=self._decisions.maxlen)
+        for kind in kinds:
             self.guard.forgive(kind)
 
     def read_traits(self, policies: PolicySet) -> Traits:
@@ -217,9 +222,7 @@ class Advice:
         self.policies = old.replaced(changes, {}, whole)
         self.traits = self.read_traits(self.policies)
         self.exits.append(self._exit_of(fault, old, gone))
-        self._decisions = deque((d for d in self._decisions if d[1] not in gone), maxlen=self._decisions.maxlen)
-        for kind in gone:
-            self.guard.forgive(kind)
+        self._forget(gone)
         self.order_changed = self.order_changed or "admission" in gone
 
     def _exit_of(self, fault: Fault, old: PolicySet, gone: tuple[Kind, ...]) -> Exit:

@@ -32,11 +32,7 @@ class Planner:
 
     def walk(self) -> None:
         """Place what the policies want, and then what must be placed."""
-        if self._ledger.queue.unsettled:
-            self._ledger.queue.settle()
-            self._advice.examine_keys()
-        if self._advice.order_changed:
-            self.intake.settle_order()
+        self._order_queue()
         shape = self._advice.shape()
         if shape.prompts is not None:
             self._step.left_prompts = min(shape.prompts, self._step.left)
@@ -47,6 +43,17 @@ class Planner:
         self._break_stall()
         self._break_idling()
         self._empty_before = not self._step.placed and self._ledger.running > 0
+
+    def _order_queue(self) -> None:
+        queue, advice = self._ledger.queue, self._advice
+        if not queue.unsettled and not advice.order_changed:
+            return
+        queue.settle()
+        if advice.order_changed:
+            self.intake.settle_order()
+        advice.examine_keys()
+        if advice.order_changed:  # the policy did something else than order, and was put out
+            self.intake.settle_order()
 
     def _group(self, group: tuple[Phase, ...]) -> None:
         for number, phase in enumerate(group):
