@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import threading
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,24 +72,26 @@ class CpuPool:
 def rms_norm(residual: Tensor, weight: Tensor, eps: float, x: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Add `x` to the float32 stream `residual` in place (if given) and return its norm in `dtype`; `[t, w]`."""
     rows, width = residual.shape
+    assert residual.is_contiguous(), "changed in place, row after row"
+    x = None if x is None else x.contiguous()
     out = torch.empty(rows, width, dtype=dtype)
     scratch, stride, threads, batch = _plan(rows, width, width)
     x_address, x_bf16 = (0, 0) if x is None else (x.data_ptr(), _bf16(x))
     _run(
         _norm(), threads, 0, 0, rows, width, x_address, x_bf16, residual.data_ptr(), weight.data_ptr(),
-        out.data_ptr(), _bf16(out), _bits(eps), scratch.data_ptr(), stride, batch,
+        out.data_ptr(), _bf16(out), _bits(eps), scratch, stride, batch,
     )  # fmt: skip
     return out
 
 
 def gated(gate_up: Tensor, gelu: bool = False) -> Tensor:
     """SwiGLU, or with `gelu` its tanh-gelu form: `[t, 2 * w]` -> `[t, w]`."""
-    rows, width = gate_up.shape[0], gate_up.shape[1] // 2
+    gate_up, rows, width = gate_up.contiguous(), gate_up.shape[0], gate_up.shape[1] // 2
     out = torch.empty(rows, width, dtype=gate_up.dtype)
     scratch, stride, threads, batch = _plan(rows, width, 2 * width)
     _run(
         _gate(), threads, 0, 0, rows, width, gate_up.data_ptr(), _bf16(gate_up), out.data_ptr(), int(gelu),
-        scratch.data_ptr(), stride, batch,
+        scratch, stride, batch,
     )  # fmt: skip
     return out
 
@@ -108,7 +111,7 @@ def rope_and_cache(
 
     `qkv` is `[t, (heads + 2 * kv_heads) * d]`; `norms` are float32 weights `[d]` for each head of q and of k.
     """
-    rows, width = qkv.shape[0], pool.width
+    qkv, rows, width = qkv.contiguous(), qkv.shape[0], pool.width
     out = torch.empty(rows, heads, width)
     scratch, stride, threads, batch = _plan(rows, qkv.shape[1], qkv.shape[1] + width)
     q_norm, k_norm = (0, 0) if norms is None else (norms[0].data_ptr(), norms[1].data_ptr())
@@ -116,7 +119,7 @@ def rope_and_cache(
         _rope(), threads, 0, 0, rows, heads, pool.kv_heads, width, cos.shape[1], qkv.data_ptr(), _bf16(qkv),
         cos.data_ptr(), sin.data_ptr(), cache_slots.data_ptr(), pool.address(layer, False),
         pool.address(layer, True), pool.block_stride, pool.head_stride, pool.value_width, pool.block_size,
-        int(pool.dtype == torch.bfloat16), q_norm, k_norm, _bits(eps), out.data_ptr(), scratch.data_ptr(), stride,
+        int(pool.dtype == torch.bfloat16), q_norm, k_norm, _bits(eps), out.data_ptr(), scratch, stride,
         batch,
     )  # fmt: skip
     return out
@@ -164,6 +167,7 @@ def paged_attention(
 ) -> Tensor:
     """`reference.paged_attention` over the pool: float32 `[t, h, d]` queries to `dtype` `[t, h * d]`."""
     tokens, heads, width = q.shape
+    q = q.contiguous()
     out = torch.empty(tokens, heads * width, dtype=dtype)
     group = heads // pool.kv_heads
     tile_rows = max(1, _TILE_ROWS // group) * group
@@ -171,12 +175,12 @@ def paged_attention(
     stride = 64 + tile_rows * 4 * (width + pool.value_width + span + 1)
     items = tiles.tiles.shape[0] * pool.kv_heads
     threads = min(torch.get_num_threads(), items) if tiles.work * heads * width > _ALONE else 1
-    scratch = torch.empty(stride * threads, dtype=torch.uint8)
+    scratch = _scratch.address(stride * threads)
     _run(
         _attention(), threads, 0, 0, items, tiles.tiles.data_ptr(), starts.data_ptr(), lengths.data_ptr(),
         tables.data_ptr(), tables.stride(0), q.data_ptr(), heads, pool.kv_heads, width, pool.address(layer, False),
         pool.address(layer, True), pool.block_stride, pool.head_stride, pool.value_width, pool.block_size,
-        int(pool.dtype == torch.bfloat16), _bits(scale), window, out.data_ptr(), _bf16(out), scratch.data_ptr(),
+        int(pool.dtype == torch.bfloat16), _bits(scale), window, out.data_ptr(), _bf16(out), scratch,
         stride, tile_rows,
     )  # fmt: skip
     return out
@@ -226,20 +230,20 @@ def quantised_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: 
     A row's bits depend on the row and its type alone.
     """
     rows, groups, panels = len(x), weight.codes.shape[1], len(weight.codes)
-    packed, sums = torch.empty(rows * weight.inputs), torch.empty(rows * groups)
-    out = torch.empty(rows, weight.outputs, dtype=dtype)
+    x, out = x.contiguous(), torch.empty(rows, weight.outputs, dtype=dtype)
     sets, stride = -(-rows // 8), max(weight.inputs, 8 * LANES) * 4 + 64
     threads = min(torch.get_num_threads(), sets) if x.numel() > _ALONE else 1
-    scratch = torch.empty(stride * max(threads, torch.get_num_threads()), dtype=torch.uint8)
+    packed = _scratch.address(4 * rows * (weight.inputs + groups) + stride * torch.get_num_threads())
+    sums = packed + 4 * rows * weight.inputs
+    scratch = sums + 4 * rows * groups
     _run(
-        _prepare(), threads, 0, 0, sets, rows, groups, x.data_ptr(), _bf16(x), packed.data_ptr(), sums.data_ptr(),
-        scratch.data_ptr(), stride,
+        _prepare(), threads, 0, 0, sets, rows, groups, x.data_ptr(), _bf16(x), packed, sums, scratch, stride,
     )  # fmt: skip
     threads = min(torch.get_num_threads(), panels)
     _run(
-        _product(), threads, 0, 0, panels, rows, groups, weight.outputs, packed.data_ptr(), sums.data_ptr(),
+        _product(), threads, 0, 0, panels, rows, groups, weight.outputs, packed, sums,
         weight.codes.data_ptr(), weight.scales.data_ptr(), weight.bits, 0 if bias is None else bias.data_ptr(),
-        out.data_ptr(), _bf16(out), scratch.data_ptr(), stride, max(1, panels // (threads * 8)),
+        out.data_ptr(), _bf16(out), scratch, stride, max(1, panels // (threads * 8)),
     )  # fmt: skip
     return out
 
@@ -280,17 +284,43 @@ def _product() -> Kernel:
     return Kernel(cpu_quant.product)
 
 
+_MOST_PARAMETERS = 32
+
+
+class _Scratch(threading.local):
+    """Working memory of the calling thread, kept between calls: making a tensor costs 1 us, 300 times a step."""
+
+    def __init__(self) -> None:
+        self._memory = torch.empty(0, dtype=torch.uint8)
+        self.parameters = (ctypes.c_int64 * _MOST_PARAMETERS)()
+        self.parameters_address = ctypes.addressof(self.parameters)
+
+    def address(self, size: int) -> int:
+        """Of at least `size` bytes, whose content the next call may overwrite."""
+        if size > len(self._memory):
+            self._memory = torch.empty(2 * size, dtype=torch.uint8)
+        return self._memory.data_ptr()
+
+
+_scratch = _Scratch()
+
+
 def _run(kernel: Kernel, threads: int, *parameters: int) -> None:
-    block = ctypes.create_string_buffer(struct.pack(f"{len(parameters)}q", *parameters))
-    kernel(ctypes.addressof(block), threads)
+    _layout(len(parameters)).pack_into(_scratch.parameters, 0, *parameters)
+    kernel(_scratch.parameters_address, threads)
 
 
-def _plan(rows: int, width: int, scratch: int) -> tuple[Tensor, int, int, int]:
-    """Scratch, its stride per thread in bytes, threads, and rows that a thread draws at a time."""
+@functools.cache
+def _layout(count: int) -> struct.Struct:
+    return struct.Struct(f"{count}q")
+
+
+def _plan(rows: int, width: int, scratch: int) -> tuple[int, int, int, int]:
+    """Address of scratch, its stride per thread in bytes, threads, and rows that a thread draws at a time."""
     threads = min(torch.get_num_threads(), rows) if rows * width > _ALONE else 1
     stride = scratch * 4 + 64
     batch = rows if threads == 1 else max(1, rows // (threads * 4))
-    return torch.empty(stride * threads, dtype=torch.uint8), stride, threads, batch
+    return _scratch.address(stride * threads), stride, threads, batch
 
 
 def _bf16(x: Tensor) -> int:

@@ -149,3 +149,31 @@ def test_any_batch_equals_the_reference(
         chunks.append((i, first, length))
     for found, expected in zip(case.attend(chunks, window), case.expect(chunks, window), strict=True):
         assert (found - expected).abs().max() < 2e-5
+
+
+def test_kernel_09_queries_of_any_layout() -> None:
+    """KERNEL-09: a transposed view and a slice of queries give the bits of their copy."""
+    case = make_case([30])
+    starts, lengths = torch.tensor([0, 10], dtype=torch.int32), torch.tensor([30], dtype=torch.int32)
+    tiles = cpu.attention_tiles(starts, lengths, 3)
+    q = case.queries[0][20:]
+    wide = torch.zeros(10, 15, 64)
+    wide[:, 3:12] = q
+    layouts = [q, q.transpose(0, 1).contiguous().transpose(0, 1), wide[:, 3:12]]
+    results = [
+        cpu.paged_attention(x, case.pool, 0, case.tables, starts, lengths, tiles, 0.125, 0, torch.float32)
+        for x in layouts
+    ]
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_python_threads_do_not_share_working_memory() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    cases = [make_case([100 + 30 * i], seed=i) for i in range(4)]
+    expected = [case.attend([(0, 50, 100)])[0] for case in cases]
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(10):
+            found = list(pool.map(lambda case: case.attend([(0, 50, 100)])[0], cases))
+            assert all(torch.equal(a, b) for a, b in zip(found, expected, strict=True))

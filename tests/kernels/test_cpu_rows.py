@@ -131,3 +131,25 @@ def test_rounding_to_bfloat16_is_torchs(values: list[float]) -> None:
     found, expected = pool.values(0)[0, 0, 0], torch.tensor(values).bfloat16()
     assert torch.equal(found.isnan(), expected.isnan())
     assert torch.equal(found[~found.isnan()], expected[~expected.isnan()])
+
+
+def test_kernel_09_views_of_larger_tensors() -> None:
+    """KERNEL-09: slices and transposed views give what their copies give."""
+    wide = _random(6, 200)
+    view, copy = wide[:, 40:168], wide[:, 40:168].contiguous()
+    assert torch.equal(cpu.gated(view), cpu.gated(copy))
+    residual, weight = _random(6, 128), torch.ones(128)
+    assert torch.equal(
+        cpu.rms_norm(residual.clone(), weight, 1e-5, view, torch.float32),
+        cpu.rms_norm(residual.clone(), weight, 1e-5, copy, torch.float32),
+    )
+    with pytest.raises(AssertionError, match="in place"):
+        cpu.rms_norm(wide[:, 40:168], weight, 1e-5, None, torch.float32)
+    cos, sin = reference.rope_tables(torch.arange(6), reference.inverse_frequencies(32, 1e4))
+    pools = [cpu.CpuPool(1, 1, 1, 32, 16, torch.float32) for _ in range(2)]
+    turned = [
+        cpu.rope_and_cache(x, 2, cos, sin, pool, 0, torch.arange(6))
+        for x, pool in zip((view, copy), pools, strict=True)
+    ]
+    assert torch.equal(turned[0], turned[1])
+    assert torch.equal(pools[0].keys(0)[0, :6], pools[1].keys(0)[0, :6])
