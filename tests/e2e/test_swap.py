@@ -111,3 +111,19 @@ def test_PLUGIN_02_an_unknown_discipline_at_the_start_is_a_sentence(default_mode
         assert running.process.wait(20) == 6
         assert "no discipline 'vlllm'; installed are: " in running.log
         assert "Traceback" not in running.log
+
+
+def test_what_is_shown_is_what_is_in_force(default_model: Path) -> None:
+    with daemon(*FLAGS, model=default_model) as running:
+        running.ask("policy", "swap", "discipline", "sarathi")
+        assert running.ask("policy", "show")["in_force"]["reserve_blocks"] is None, "nothing was decided yet"
+        running.complete([1000, 1001, 1002], max_tokens=2, ignore_eos=True)
+        shown = running.ask("policy", "show")["in_force"]
+        assert shown["phases"] == [["decode", "prompt", "admit"]]
+        assert shown["reserve_blocks"] == 0
+        assert (shown["queue_order"], shown["prefix_reuse"], shown["kv_blocks"]) == ("key", False, 40)
+        running.ask("policy", "swap", "prefill", "vllm")
+        running.complete([1000, 1001, 1002], max_tokens=2, ignore_eos=True)
+        shown = running.ask("policy", "show")["in_force"]
+        assert shown["phases"] == [["running", "admit"]], "chunking is the prefill policy's, whatever the name says"
+        assert not shown["prompts_divided_by_policy"]
