@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kvyard_kernels.triton import config, ops
+from kvyard_kernels.triton import ops
 from kvyard_kernels.triton.launch import Launch, recording
+from kvyard_kernels.triton.worklists import DecodeSplits, QueryTiles, tile_span
 
 TYPE_NAMES = {
     torch.bfloat16: "bf16",
@@ -126,9 +127,11 @@ def _attention(model: ModelShape, dtype: torch.dtype) -> None:
     ops.rope_and_cache(q, k, k, pool[0], pool[1], integers, cos, cos, slots, q_weight=weight, k_weight=weight)
     tables = _meta(tokens, 128, dtype=torch.int32)
     common = {"scale": model.head_dim**-0.5, "window": model.window}
-    for length in (1, 2 * config.SPLIT):
-        ops.paged_decode(q, pool[0], pool[1], tables, integers, max_length=length, **common)
-    tiles = ops.QueryTiles(integers, integers, ops.tile_span(model.heads, pool[0]))
+    firsts = _meta(tokens + 1, dtype=torch.int32)
+    for several in (False, True):
+        splits = DecodeSplits(integers, integers, firsts, model.window, several)
+        ops.paged_decode(q, pool[0], pool[1], tables, integers, splits, **common)
+    tiles = QueryTiles(integers, integers, tile_span(model.heads, pool[0]))
     starts = _meta(tokens + 1, dtype=torch.int32)
     ops.paged_mixed(q, pool[0], pool[1], tables, starts, integers, tiles, **common)
 

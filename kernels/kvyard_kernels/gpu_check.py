@@ -16,6 +16,7 @@ from torch import Tensor
 from kvyard_kernels import reference
 from kvyard_kernels.cases import PagedCase, PagedShape, paged_case
 from kvyard_kernels.triton import ops
+from kvyard_kernels.triton.worklists import decode_splits, query_tiles, tile_span
 
 LIMITS = {torch.float32: 5e-5, torch.bfloat16: 2e-2}
 """Largest difference from float64 in a row, relative to the row's largest value: the answer over a long context is
@@ -75,17 +76,17 @@ def _error(found: Tensor, expected: Tensor) -> float:
 
 def decode(case: PagedCase, rows: slice = slice(None)) -> Tensor:
     """The decode kernel on some rows of a problem."""
-    lengths = case.lengths[rows]
-    longest = max(case.shape.lengths[rows])
+    window = case.shape.window
+    splits = decode_splits(case.shape.lengths[rows], window, case.q.device)
     return ops.paged_decode(
-        case.q[rows], case.k_cache, case.v_cache, case.tables[rows], lengths, max_length=longest, scale=case.scale,
-        window=case.shape.window,
+        case.q[rows], case.k_cache, case.v_cache, case.tables[rows], case.lengths[rows], splits, scale=case.scale,
+        window=window,
     )  # fmt: skip
 
 
 def mixed(case: PagedCase) -> Tensor:
     """The kernel for chunks on a whole problem."""
-    tiles = ops.query_tiles(case.starts.tolist(), ops.tile_span(case.shape.heads, case.k_cache), case.q.device)
+    tiles = query_tiles(case.starts.tolist(), tile_span(case.shape.heads, case.k_cache), case.q.device)
     return ops.paged_mixed(
         case.q, case.k_cache, case.v_cache, case.tables, case.starts, case.lengths, tiles, scale=case.scale,
         window=case.shape.window,
@@ -247,12 +248,11 @@ def _bandwidth(device: torch.device, load: _Load, rate: float, dry: bool) -> Ban
     q = torch.randn((load.rows, heads, head_dim), dtype=torch.bfloat16, device=device)
     tables = torch.randperm(load.rows * blocks, device=device).to(torch.int32).view(load.rows, blocks)
     lengths = torch.full((load.rows,), load.context, dtype=torch.int32, device=device)
+    splits = decode_splits([load.context] * load.rows, 0, device)
     out = torch.empty_like(q)
 
     def launch() -> None:
-        ops.paged_decode(
-            q, pool[:, 0], pool[:, 1], tables, lengths, max_length=load.context, scale=head_dim**-0.5, out=out
-        )
+        ops.paged_decode(q, pool[:, 0], pool[:, 1], tables, lengths, splits, scale=head_dim**-0.5, out=out)
 
     seconds = timed(launch, device, repeats=2 if dry else 30)
     size = 2 * load.rows * load.context * kv_heads * head_dim * 2

@@ -9,6 +9,7 @@ import pytest
 import torch
 from kvyard_kernels.cases import PagedCase, PagedShape, guarded, guards_intact, paged_case
 from kvyard_kernels.triton import config, ops
+from kvyard_kernels.triton.worklists import DecodeSplits, decode_splits
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 2e-2}
 CONTEXTS = (1, 15, 16, 17, 31, 33, 301)
@@ -18,7 +19,11 @@ def decodes(lengths: tuple[int, ...] = CONTEXTS, **shape: object) -> PagedShape:
     return replace(PagedShape(lengths, (1,) * len(lengths)), **shape)  # type: ignore[arg-type]  # fields by name
 
 
-def run(case: PagedCase, max_length: int | None = None) -> torch.Tensor:
+def splits(case: PagedCase, rows: slice = slice(None), padding: int = 0) -> DecodeSplits:
+    return decode_splits(case.shape.lengths[rows], case.shape.window, case.q.device, padding)
+
+
+def run(case: PagedCase, padding: int = 0) -> torch.Tensor:
     """The kernel's answer, written into a guarded, pre-poisoned output; the bands must survive."""
     out, whole = guarded(tuple(case.q.shape), case.q.dtype, case.q.device)
     ops.paged_decode(
@@ -27,7 +32,7 @@ def run(case: PagedCase, max_length: int | None = None) -> torch.Tensor:
         case.v_cache,
         case.tables,
         case.lengths,
-        max_length=max_length or max(case.shape.lengths),
+        splits(case, padding=padding),
         scale=case.scale,
         window=case.shape.window,
         out=out,
@@ -36,8 +41,8 @@ def run(case: PagedCase, max_length: int | None = None) -> torch.Tensor:
     return out
 
 
-def check(case: PagedCase, max_length: int | None = None) -> torch.Tensor:
-    out = run(case, max_length)
+def check(case: PagedCase, padding: int = 0) -> torch.Tensor:
+    out = run(case, padding)
     tolerance = TOLERANCE[case.shape.dtype]
     torch.testing.assert_close(out.double().cpu(), case.expected(), rtol=tolerance, atol=tolerance)
     return out
@@ -97,7 +102,7 @@ def test_a_transposed_query_and_output(device: torch.device) -> None:
         case.v_cache,
         case.tables,
         case.lengths,
-        max_length=290,
+        splits(case),
         scale=case.scale,
         out=target,
     )
@@ -123,12 +128,30 @@ def test_a_window_holds_exactly_its_keys_model_07(device: torch.device) -> None:
 def test_rows_without_context_get_zeros(device: torch.device) -> None:
     out = check(paged_case(decodes((0, 300, 0, 1)), device=device))
     assert not out[[0, 2]].any()
-    assert not check(paged_case(decodes((0, 0)), device=device), max_length=1).any()
+    assert not check(paged_case(decodes((0, 0)), device=device)).any()
 
 
-def test_more_splits_than_keys(device: torch.device) -> None:
-    case = paged_case(decodes((1, 3, 257)), device=device)
-    check(case, max_length=4 * config.SPLIT)
+@pytest.mark.parametrize("lengths", [(1, 3, 257), (1, 3, 2)])
+def test_more_items_than_splits(device: torch.device, lengths: tuple[int, ...]) -> None:
+    """A launch of fixed size: programs without a split do nothing."""
+    check(paged_case(decodes(lengths), device=device), padding=9)
+
+
+@pytest.mark.parametrize("window", [0, 3])
+def test_more_splits_than_keys(device: torch.device, window: int) -> None:
+    """A list made for longer contexts: what lies behind a row's end weighs nothing."""
+    case = paged_case(decodes((1, 3, 257), window=window), device=device)
+    longer = replace(decode_splits([1000] * 3, 0, device), window=window)
+    assert len(longer.rows) == 12
+    out = ops.paged_decode(
+        case.q, case.k_cache, case.v_cache, case.tables, case.lengths, longer, scale=case.scale, window=window
+    )
+    torch.testing.assert_close(out.double().cpu(), case.expected(), rtol=2e-5, atol=2e-5)
+
+
+def test_more_splits_than_the_merge_reads_at_once(device: torch.device) -> None:
+    length = config.SPLIT * config.MERGE_TILE + 5
+    check(paged_case(decodes((length, 9), heads=1, kv_heads=1), device=device))
 
 
 def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
@@ -136,14 +159,14 @@ def test_a_row_has_the_same_bits_in_every_batch(device: torch.device) -> None:
     shape = decodes((100, 256, 257, 700), dtype=torch.float32)
     case = paged_case(shape, device=device)
     together = run(case)
-    for row, length in enumerate(shape.lengths):
+    for row in range(len(shape.lengths)):
         alone = ops.paged_decode(
             case.q[row : row + 1],
             case.k_cache,
             case.v_cache,
             case.tables[row : row + 1],
             case.lengths[row : row + 1],
-            max_length=length,
+            splits(case, slice(row, row + 1)),
             scale=case.scale,
         )
         assert torch.equal(alone[0], together[row])
@@ -153,7 +176,7 @@ def test_the_last_block_of_a_full_table(device: torch.device) -> None:
     """A context that fills its table exactly: nothing to the right of it may be read."""
     case = paged_case(decodes((32, 64)), device=device)
     narrow = case.tables[:, :4].contiguous()
-    out = ops.paged_decode(case.q, case.k_cache, case.v_cache, narrow, case.lengths, max_length=64, scale=case.scale)
+    out = ops.paged_decode(case.q, case.k_cache, case.v_cache, narrow, case.lengths, splits(case), scale=case.scale)
     torch.testing.assert_close(out.double().cpu(), case.expected(), rtol=2e-5, atol=2e-5)
 
 
@@ -178,7 +201,9 @@ def test_repeats_are_bit_equal_kernel_13(device: torch.device) -> None:
         ({"v_cache": torch.zeros(4, 16, 2, 8)}, "k_cache and v_cache must both be"),
         ({"k_cache": torch.zeros(4, 16, 2, 16, dtype=torch.float64)}, "both must be one of"),
         ({"out": torch.zeros(3, 4, 16)}, r"out must be \[2, 4, 16\]"),
-        ({"window": -1}, "window must be positive"),
+        ({"window": -1, "splits": decode_splits([1, 1], -1)}, "window must be positive"),
+        ({"window": 5}, "splits are for 2 rows and window 0, the call for 2 and 5"),
+        ({"splits": decode_splits([1, 1, 1])}, "splits are for 3 rows"),
     ],
 )
 def test_wrong_shapes_are_named(change: dict[str, object], message: str) -> None:
@@ -188,7 +213,7 @@ def test_wrong_shapes_are_named(change: dict[str, object], message: str) -> None
         "v_cache": torch.zeros(4, 16, 2, 16),
         "tables": torch.zeros(2, 2, dtype=torch.int32),
         "lengths": torch.ones(2, dtype=torch.int32),
-        "max_length": 1,
+        "splits": decode_splits([1, 1]),
         "scale": 1.0,
     }
     with pytest.raises(ValueError, match=message):
@@ -202,7 +227,26 @@ def test_no_rows_is_no_launch() -> None:
         torch.zeros(4, 16, 2, 16),
         torch.zeros(0, 1, dtype=torch.int32),
         torch.zeros(0, dtype=torch.int32),
-        max_length=0,
+        decode_splits([]),
         scale=1.0,
     )
     assert out.shape == (0, 4, 16)
+
+
+def test_splits_cover_the_window_of_every_row_once() -> None:
+    lengths, window = [0, 1, 256, 257, 1000, 700], 300
+    made = decode_splits(lengths, window, padding=2)
+    covered: dict[int, set[int]] = {row: set() for row in range(len(lengths))}
+    for row, number in zip(made.rows.tolist(), made.numbers.tolist(), strict=True):
+        if row < 0:
+            continue
+        positions = set(range(number * config.SPLIT, (number + 1) * config.SPLIT))
+        assert not positions & covered[row]
+        covered[row] |= positions
+    for row, length in enumerate(lengths):
+        assert set(range(max(0, length - window), length)) <= covered[row]
+    counts = made.firsts.diff().tolist()
+    assert counts == [1, 1, 1, 2, 2, 2]
+    assert made.several
+    assert made.rows.tolist() == [0, 1, 2, 3, 3, 4, 4, 5, 5, -1, -1]
+    assert not decode_splits([1, 256, 0]).several

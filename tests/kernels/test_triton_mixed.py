@@ -9,6 +9,7 @@ import pytest
 import torch
 from kvyard_kernels.cases import PagedCase, PagedShape, as_decodes, guarded, guards_intact, paged_case
 from kvyard_kernels.triton import ops
+from kvyard_kernels.triton.worklists import decode_splits, query_tiles, tile_span
 
 TOLERANCE = {torch.float32: 2e-5, torch.float16: 4e-3, torch.bfloat16: 3e-2}
 
@@ -19,7 +20,7 @@ def chunks(lengths: tuple[int, ...], counts: tuple[int, ...], **shape: object) -
 
 def run(case: PagedCase) -> torch.Tensor:
     out, whole = guarded(tuple(case.q.shape), case.q.dtype, case.q.device)
-    span = ops.tile_span(case.shape.heads, case.k_cache)
+    span = tile_span(case.shape.heads, case.k_cache)
     ops.paged_mixed(
         case.q,
         case.k_cache,
@@ -27,7 +28,7 @@ def run(case: PagedCase) -> torch.Tensor:
         case.tables,
         case.starts,
         case.lengths,
-        ops.query_tiles(case.starts.tolist(), span, case.q.device),
+        query_tiles(case.starts.tolist(), span, case.q.device),
         scale=case.scale,
         window=case.shape.window,
         out=out,
@@ -108,7 +109,7 @@ def test_a_token_has_the_same_bits_in_every_chunking_model_08(
     expected = run(whole)
     done = 0
     for piece in pieces:
-        tiles = ops.query_tiles([0, piece], ops.tile_span(whole.shape.heads, whole.k_cache), device)
+        tiles = query_tiles([0, piece], tile_span(whole.shape.heads, whole.k_cache), device)
         part = ops.paged_mixed(
             whole.q[done : done + piece],
             whole.k_cache,
@@ -133,7 +134,7 @@ def test_decodes_agree_with_the_decode_kernel_model_08(device: torch.device, win
         case.v_cache,
         case.tables,
         case.lengths,
-        max_length=300,
+        decode_splits(case.shape.lengths, window, device),
         scale=case.scale,
         window=window,
     )
@@ -142,7 +143,7 @@ def test_decodes_agree_with_the_decode_kernel_model_08(device: torch.device, win
 
 def test_query_tiles_cover_every_token_once() -> None:
     starts = [0, 1, 1, 24, 45, 46]
-    tiles = ops.query_tiles(starts, 21, "cpu")
+    tiles = query_tiles(starts, 21, "cpu")
     covered = [
         starts[row] + token
         for row, first in zip(tiles.rows.tolist(), tiles.tokens.tolist(), strict=True)
@@ -162,7 +163,7 @@ def test_tiles_of_another_head_shape_are_refused() -> None:
             case.tables,
             case.starts,
             case.lengths,
-            ops.query_tiles([0, 9], 3, "cpu"),
+            query_tiles([0, 9], 3, "cpu"),
             scale=1.0,
         )
 
@@ -183,7 +184,7 @@ def test_query_offsets_beyond_32_bits_kernel_02(device: torch.device) -> None:
         case.v_cache,
         case.tables.expand(rows, -1),
         lengths,
-        max_length=8,
+        decode_splits([8] * rows, 0, device),
         scale=case.scale,
     )
     torch.testing.assert_close(out[-1:].double().cpu(), case.expected(), rtol=2e-2, atol=2e-2)

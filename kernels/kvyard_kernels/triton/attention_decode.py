@@ -1,6 +1,6 @@
 """Paged attention for one query token per row, the context split at fixed positions.
 
-A program takes one row, one KV head with its whole group of query heads, and one split of `SPLIT` positions.
+A program takes one split of `SPLIT` positions of one row, and one KV head with its whole group of query heads.
 Splits lie at multiples of `SPLIT` whatever the batch, and tiles at multiples of `TILE`: the order of every sum is
 fixed by the row alone. The merge of a single split is exact (weight 1 over 1), so a row gets the same bits
 whether its launch needed a merge or not.
@@ -15,13 +15,15 @@ from kvyard_kernels.triton.paged import load_keys, load_values, product, slot_of
 
 
 # What differs between batches must not lead to another compilation in the middle of serving.
-@triton.jit(do_not_specialize=["window", "table_row", "lse_row", "lse_head", "group"])
+@triton.jit(do_not_specialize=["window", "table_row", "lse_row", "group"])
 def decode_split(
     q,
     k_cache,
     v_cache,
     tables,
     lengths,
+    item_rows,
+    item_splits,
     out,
     lse,
     scale_log2,
@@ -37,9 +39,7 @@ def decode_split(
     table_row,
     out_row,
     out_head,
-    out_split,
     lse_row,
-    lse_head,
     group,
     GROUP_PAD: tl.constexpr,
     HEAD_DIM: tl.constexpr,
@@ -50,18 +50,17 @@ def decode_split(
     PARTIAL: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Grid `(rows, kv_heads, splits)`. With `PARTIAL`, `out` takes normalised partial results `[rows, heads,
-    splits, head_dim]` in float32 and `lse` their log2 sums `[rows, heads, splits]`; else `out` is final."""
-    row = tl.program_id(0).to(tl.int64)
+    """Grid `(items, kv_heads)`. With `PARTIAL`, `out` takes normalised partial results `[items, heads, head_dim]`
+    in float32 and `lse` their log2 sums `[items, heads]`; else a row has one item and `out` is final."""
+    item = tl.program_id(0).to(tl.int64)
     kv = tl.program_id(1)
-    split = tl.program_id(2)
+    row = tl.load(item_rows + item).to(tl.int64)
+    if row < 0:
+        return
     length = tl.load(lengths + row)
     low = tl.maximum(length - window, 0)
-    begin = split * SPLIT
+    begin = tl.load(item_splits + item) * SPLIT
     high = tl.minimum(length, begin + SPLIT)
-    if PARTIAL:  # noqa: SIM102 - the compiler settles this one, the device the next
-        if (begin >= length) | (begin + SPLIT <= low):
-            return
 
     member = tl.arange(0, GROUP_PAD)
     dims = tl.arange(0, DIM_PAD)
@@ -92,54 +91,54 @@ def decode_split(
         acc = acc * shrink[:, None] + product(weights.to(values.dtype), values, PRECISION)
         best = peak
 
-    result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
-    target = out + row * out_row + head[:, None] * out_head + split.to(tl.int64) * out_split + dims[None, :]
-    tl.store(target, result.to(out.dtype.element_ty), mask=mask)
+    divisor = tl.where(total > 0.0, total, 1.0)
+    result = acc / divisor[:, None]
     if PARTIAL:
-        tl.store(lse + row * lse_row + head * lse_head + split, best + tl.log2(total), mask=member < group)
+        tl.store(out + item * out_row + head[:, None] * out_head + dims[None, :], result, mask=mask)
+        tl.store(lse + item * lse_row + head, best + tl.log2(divisor), mask=member < group)
+    else:
+        target = out + row * out_row + head[:, None] * out_head + dims[None, :]
+        tl.store(target, result.to(out.dtype.element_ty), mask=mask)
 
 
-@triton.jit(do_not_specialize=["window", "lse_row", "lse_head"])
+@triton.jit(do_not_specialize=["lse_row"])
 def decode_merge(
     partial,
     lse,
-    lengths,
+    firsts,
     out,
-    window,
     partial_row,
     partial_head,
-    partial_split,
     lse_row,
-    lse_head,
     out_row,
     out_head,
     HEAD_DIM: tl.constexpr,
     DIM_PAD: tl.constexpr,
-    SPLIT: tl.constexpr,
     TILE: tl.constexpr,
 ):
-    """Grid `(rows, heads)`. Joins a row's own splits in a fixed order; a row without context gets zeros."""
+    """Grid `(rows, heads)`. Joins a row's own items in their order; a row without context gets zeros."""
     row = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1).to(tl.int64)
-    length = tl.load(lengths + row)
-    first = tl.maximum(length - window, 0) // SPLIT
-    count = tl.cdiv(length, SPLIT)
+    first = tl.load(firsts + row)
+    last = tl.load(firsts + row + 1)
     dims = tl.arange(0, DIM_PAD)
-    partial += row * partial_row + head * partial_head
-    lse += row * lse_row + head * lse_head
+    partial += head * partial_head
+    lse += head
 
     best = float("-inf")
     total = 0.0
     acc = tl.zeros((DIM_PAD,), tl.float32)
-    for start in range(first // TILE * TILE, count, TILE):
-        split = start + tl.arange(0, TILE)
-        valid = (split >= first) & (split < count)
-        sums = tl.load(lse + split, mask=valid, other=float("-inf"))
+    for start in range(first, last, TILE):
+        item = start + tl.arange(0, TILE).to(tl.int64)
+        valid = item < last
+        sums = tl.load(lse + item * lse_row, mask=valid, other=float("-inf"))
         mask = valid[:, None] & (dims[None, :] < HEAD_DIM)
-        results = tl.load(partial + split.to(tl.int64)[:, None] * partial_split + dims[None, :], mask=mask, other=0.0)
+        results = tl.load(partial + item[:, None] * partial_row + dims[None, :], mask=mask, other=0.0)
         peak = tl.maximum(best, tl.max(sums, 0))
-        shrink = tl.exp2(best - peak)
-        weights = tl.exp2(sums - peak)
+        # The only item of a row without context has a sum of -inf.
+        base = tl.where(peak == float("-inf"), 0.0, peak)
+        shrink = tl.exp2(best - base)
+        weights = tl.exp2(sums - base)
         total = total * shrink + tl.sum(weights, 0)
         acc = acc * shrink + tl.sum(results * weights[:, None], 0)
         best = peak

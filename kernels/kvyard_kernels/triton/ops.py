@@ -7,8 +7,6 @@ step by step in Python. Wrong shapes raise ValueError with the shape that was ex
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -16,6 +14,7 @@ from torch import Tensor
 
 from kvyard_kernels.triton import activation, attention_decode, attention_mixed, cache, config, norm, sampling
 from kvyard_kernels.triton.launch import interpreted, launch
+from kvyard_kernels.triton.worklists import DecodeSplits, QueryTiles
 
 LOG2_E = math.log2(math.e)
 NO_WINDOW = 2**30
@@ -78,8 +77,8 @@ def paged_decode(
     v_cache: Tensor,
     tables: Tensor,
     lengths: Tensor,
+    splits: DecodeSplits,
     *,
-    max_length: int,
     scale: float,
     window: int = 0,
     out: Tensor | None = None,
@@ -87,8 +86,8 @@ def paged_decode(
     """Attention of one token per row over its paged context, the token's own key included.
 
     q `[n, heads, head_dim]` in the cache's dtype; caches `[blocks, block_size, kv_heads, head_dim]`; tables
-    `[n, b]` int32; lengths `[n]` int32, none above `max_length`. With `window` w > 0 a row sees its last w
-    positions. A row of length 0 gets zeros. Returns `out`, `[n, heads, head_dim]` like q.
+    `[n, b]` int32; lengths `[n]` int32; `splits` from `decode_splits` for the same lengths and window. With `window`
+    w > 0 a row sees its last w positions. A row of length 0 gets zeros. Returns `out`, `[n, heads, head_dim]`.
     """
     _require_heads("q", q)
     rows, heads, head_dim = q.shape
@@ -96,6 +95,11 @@ def paged_decode(
     _require(q.dtype == k_cache.dtype, f"q is {q.dtype}, the cache {k_cache.dtype}: they must agree")
     _require(tables.dim() == 2 and tables.shape[0] == rows, f"tables must be [{rows}, b], got {list(tables.shape)}")
     _require(list(lengths.shape) == [rows], f"lengths must be [{rows}], got {list(lengths.shape)}")
+    _require(
+        splits.count == rows and splits.window == window,
+        f"splits are for {splits.count} rows and window {splits.window}, the call for {rows} and {window}",
+    )
+    reach = _window(window)
     out = q.new_empty(q.shape) if out is None else out
     _require_heads("out", out)
     _require(out.shape == q.shape, f"out must be {list(q.shape)}, got {list(out.shape)}")
@@ -103,29 +107,29 @@ def paged_decode(
         return out
     group = _group(q, k_cache)
     tiles = config.decode_config(head_dim, group, k_cache.element_size())
-    splits = max(1, triton.cdiv(max_length, config.SPLIT))
-    partial = splits > 1
-    # Splits that a row does not have stay unwritten: the merge reads a row's own only.
-    target = q.new_empty((rows, heads, splits, head_dim), dtype=torch.float32) if partial else out[:, :, None]
-    sums = q.new_empty((rows, heads, splits), dtype=torch.float32)
+    items, several = len(splits.rows), splits.several
+    target = q.new_empty((items, heads, head_dim), dtype=torch.float32) if several else out
+    sums = q.new_empty((items, heads), dtype=torch.float32)
     launch(
         attention_decode.decode_split,
-        (rows, k_cache.shape[2], splits),
+        (items, k_cache.shape[2]),
         q,
         k_cache,
         v_cache,
         tables,
         lengths,
+        splits.rows,
+        splits.numbers,
         target,
         sums,
         scale * LOG2_E,
-        _window(window),
+        reach,
         *q.stride()[:2],
         *k_cache.stride()[:3],
         *v_cache.stride()[:3],
         tables.stride(0),
-        *target.stride()[:3],
-        *sums.stride()[:2],
+        *target.stride()[:2],
+        sums.stride(0),
         group,
         GROUP_PAD=tiles.rows,
         HEAD_DIM=head_dim,
@@ -133,61 +137,28 @@ def paged_decode(
         BLOCK_SIZE=k_cache.shape[1],
         TILE=tiles.keys,
         SPLIT=config.SPLIT,
-        PARTIAL=partial,
+        PARTIAL=several,
         PRECISION=_precision(q.dtype, head_dim),
         warps=tiles.warps,
         stages=tiles.stages,
     )
-    if partial:
+    if several:
         launch(
             attention_decode.decode_merge,
             (rows, heads),
             target,
             sums,
-            lengths,
+            splits.firsts,
             out,
-            _window(window),
-            *target.stride()[:3],
-            *sums.stride()[:2],
+            *target.stride()[:2],
+            sums.stride(0),
             *out.stride()[:2],
             HEAD_DIM=head_dim,
             DIM_PAD=tiles.dims,
-            SPLIT=config.SPLIT,
             TILE=config.MERGE_TILE,
             warps=4,
         )
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class QueryTiles:
-    """Which row and which of its tokens each query tile of `paged_mixed` computes."""
-
-    rows: Tensor
-    """`[tiles]` int32."""
-    tokens: Tensor
-    """`[tiles]` int32, first token of the tile within its row's chunk."""
-    span: int
-    """Tokens of one tile."""
-
-
-def query_tiles(starts: Sequence[int], tokens_per_tile: int, device: torch.device | str) -> QueryTiles:
-    """Cut the rows `starts[i]:starts[i + 1]` into query tiles; once per step, used by all layers.
-
-    `tokens_per_tile` comes from `tile_span`.
-    """
-    edges = torch.as_tensor(starts, dtype=torch.int64)
-    counts = (edges.diff() + tokens_per_tile - 1) // tokens_per_tile
-    rows = torch.repeat_interleave(torch.arange(len(counts)), counts)
-    tokens = (torch.arange(len(rows)) - (counts.cumsum(0) - counts)[rows]) * tokens_per_tile
-    both = torch.stack((rows, tokens)).to(torch.int32).to(device)
-    return QueryTiles(both[0], both[1], tokens_per_tile)
-
-
-def tile_span(heads: int, k_cache: Tensor) -> int:
-    """Tokens that one query tile holds for a model of `heads` query heads over this cache."""
-    group = heads // k_cache.shape[2]
-    return config.chunk_tokens(config.mixed_config(k_cache.shape[3], group, k_cache.element_size()), group)
 
 
 def paged_mixed(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from kvyard_kernels import reference
 from kvyard_kernels.triton import ops as kernels
+from kvyard_kernels.triton.worklists import DecodeSplits, decode_splits, query_tiles, tile_span
 from torch import Tensor
 
 from kvyard.engine.backends.base import Batch, KvGeometry
@@ -125,10 +126,11 @@ class CudaStep:
         self._tables = batch.tables.to(device, non_blocking=True)
         self._slots = batch.cache_slots.to(device, non_blocking=True)
         self._split = self._split_decodes(batch)
-        self._longest = int(batch.lengths[: self._split].max()) if self._split else 0
-        starts = batch.starts[self._split :].tolist()
-        span = kernels.tile_span(self._config.heads, pool.layer(0)[0])
-        self._tiles = kernels.query_tiles(starts, span, device) if len(starts) > 1 else None
+        self._host_lengths = batch.lengths[: self._split]
+        self._splits: dict[int, DecodeSplits] = {}
+        starts = batch.starts[self._split :]
+        span = tile_span(self._config.heads, pool.layer(0)[0])
+        self._tiles = query_tiles(starts, span, device) if len(starts) > 1 else None
 
     def _split_decodes(self, batch: Batch) -> int:
         """How many rows, from the first, go to the decode kernel; the others share one launch for chunks.
@@ -171,8 +173,8 @@ class CudaStep:
         split, scale = self._split, self._config.scale
         if split:
             kernels.paged_decode(
-                q[:split], k_cache, v_cache, self._tables[:split], self._lengths[:split],
-                max_length=self._longest, scale=scale, window=window, out=out[:split],
+                q[:split], k_cache, v_cache, self._tables[:split], self._lengths[:split], self._splits_for(window),
+                scale=scale, window=window, out=out[:split],
             )  # fmt: skip
         if self._tiles is not None:
             kernels.paged_mixed(
@@ -180,6 +182,12 @@ class CudaStep:
                 scale=scale, window=window, out=out,
             )  # fmt: skip
         return out
+
+    def _splits_for(self, window: int) -> DecodeSplits:
+        """The decodes' splits, made once for each window that the model's layers have."""
+        if window not in self._splits:
+            self._splits[window] = decode_splits(self._host_lengths, window, self._ops.device)
+        return self._splits[window]
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """See `Step.gate`."""
