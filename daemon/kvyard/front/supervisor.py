@@ -41,7 +41,7 @@ class Patience:
     long: a whole prompt on a slow CPU, or a kernel's first compilation.
     """
 
-    policy: float = 1.0
+    policy: float = 0.7
     step: float = 120.0
     loading: float = 900.0
     leaving: float = 5.0
