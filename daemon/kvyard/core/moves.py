@@ -32,8 +32,9 @@ class Moves:
         step.left -= count
         if self.ledger.index is not None:
             total = cols.total[rows]
-            for row in rows[total % self.ledger.block_size == 0].tolist():
-                self._publish(cols.owner_of(row), int(cols.total[row]))
+            full = total % self.ledger.block_size == 0
+            for row, upto in zip(rows[full].tolist(), total[full].tolist(), strict=True):
+                self._publish(cols.owner_of(row), upto)
 
     def place_chunk(self, seq: SequenceState, tokens: int) -> None:
         """`tokens` of a prompt; its blocks are there."""
