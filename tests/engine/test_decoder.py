@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import gguf
+import numpy as np
 import pytest
 import torch
 from kvyard.engine.backends.cpu import CpuBackend
 from kvyard.engine.loading import load
+from kvyard.engine.weights_gguf import load_gguf
 
 from tests.engine.running import Job, run, solo
-from tests.engine.tiny import GEMMA, LLAMA, dense_logits, random_tensors, write_folder, write_gguf
+from tests.engine.tiny import GEMMA, LLAMA, dense_logits, gguf_name, random_tensors, write_folder, write_gguf
 
 _PROMPT = [5, 17, 3, 96, 44, 44, 8, 61, 2, 30, 71, 12, 9, 9, 55, 80, 1, 33, 27]
 
@@ -38,11 +40,13 @@ _FAMILIES: dict[str, dict[str, Any]] = {
 }
 
 
-def _backend(path: Path, *, deterministic: bool = False, block_size: int = 4) -> CpuBackend:
+def _backend(
+    path: Path, *, deterministic: bool = False, block_size: int = 4, dtype: Literal["float32", "bfloat16"] = "float32"
+) -> CpuBackend:
     loaded = load(
         str(path),
         device="cpu",
-        dtype="float32",
+        dtype=dtype,
         deterministic=deterministic,
         block_size=block_size,
         progress=lambda what, fraction: None,
@@ -119,7 +123,7 @@ def test_both_forms_of_a_matrix_agree_across_the_number_of_rows(tmp_path: Path) 
     )
     loaded.backend.allocate(256, 0)
     expected = solo(exact, _PROMPT, 1).logits[0]
-    for chunk in (3, 19):
+    for chunk in (3, 16, 19):
         found = solo(loaded.backend, _PROMPT, 1, chunk=chunk).logits[0]
         assert (found - expected).abs().max() < 0.05 * expected.abs().max()
         assert not torch.equal(found, found.bfloat16().float())  # logits are not rounded
@@ -169,10 +173,14 @@ def test_model_08_a_window_is_the_same_in_prefill_and_decode(length: int, tmp_pa
     assert (stepped.logits[0] - whole[0]).abs().max() < 1e-4
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3", "gemma3", "mistral"])
-def test_deterministic_mode_holds_for_every_family(family: str, tmp_path: Path) -> None:
+def test_deterministic_mode_holds_for_every_family(
+    family: str, dtype: Literal["float32", "bfloat16"], tmp_path: Path
+) -> None:
     settings = _FAMILIES[family]
-    backend = _backend(write_folder(tmp_path, settings, random_tensors(settings)), deterministic=True)
+    folder = write_folder(tmp_path, settings, random_tensors(settings))
+    backend = _backend(folder, deterministic=True, dtype=dtype)
     backend.self_check()
     alone = solo(backend, _PROMPT, 10)
     for chunk in (1, 4, 7):
@@ -181,3 +189,52 @@ def test_deterministic_mode_holds_for_every_family(family: str, tmp_path: Path) 
     beside = Job(_PROMPT, 10, chunk=6, enters=2)
     run(backend, [*others, beside])
     assert beside.hashes == alone.hashes
+
+
+def test_positions_beyond_the_first_tables(tmp_path: Path) -> None:
+    """Rotary tables grow on the way; what was computed with shorter ones stays right."""
+    settings = LLAMA | {"max_position_embeddings": 6000, "num_hidden_layers": 1}
+    tensors = random_tensors(settings)
+    backend = _backend(write_folder(tmp_path, settings, tensors), block_size=32)
+    prompt = [(i * 31 + 7) % 97 for i in range(4120)]
+    job = solo(backend, prompt, 2, chunk=1024)
+    expected = dense_logits(settings, tensors, prompt + job.tokens[:1])
+    assert (job.logits[1].double() - expected[-1]).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q5_K", "Q5_0"])
+def test_other_quantisations_are_read_by_the_package(kind: str, tmp_path: Path) -> None:
+    """Types that stay no longer than until they are dequantised; the bytes are random, but for sane scales."""
+    settings = LLAMA | {
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 256,
+        "num_hidden_layers": 1,
+    }
+    quantisation = gguf.GGMLQuantizationType[kind]
+    elements, size = gguf.GGML_QUANT_SIZES[quantisation]
+    generator = np.random.default_rng(0)
+    writer = gguf.GGUFWriter(tmp_path / "m.gguf", "qwen2")
+    names = {"block_count": 1, "context_length": 64, "embedding_length": 256, "feed_forward_length": 256}
+    for name, value in (names | {"attention.head_count": 4, "attention.head_count_kv": 2}).items():
+        writer.add_uint32(f"qwen2.{name}", value)
+    writer.add_layer_norm_rms_eps(1e-5)
+    expected = {}
+    for name, tensor in random_tensors(settings).items():
+        if tensor.ndim == 1:
+            writer.add_tensor(gguf_name(name), tensor.numpy())
+            continue
+        blocks = generator.integers(0, 256, (tensor.shape[0], tensor.shape[1] // elements, size), dtype=np.uint8)
+        scale = np.array([0.01], np.float16).view(np.uint8)
+        for place in (slice(0, 2), slice(2, 4)) if kind in ("Q4_K", "Q5_K") else (slice(0, 2), slice(size - 2, size)):
+            blocks[..., place] = scale
+        raw = blocks.reshape(tensor.shape[0], -1)
+        writer.add_tensor(gguf_name(name), raw, raw_dtype=quantisation)
+        expected[name] = gguf.dequantize(raw, quantisation)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    weights = load_gguf(tmp_path / "m.gguf", torch.float32, lambda what, fraction: None)
+    assert np.array_equal(weights.matrix("layers.0.down").numpy(), expected["model.layers.0.mlp.down_proj.weight"])
+    assert np.array_equal(weights.matrix("layers.0.o").numpy(), expected["model.layers.0.self_attn.o_proj.weight"])

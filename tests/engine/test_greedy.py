@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from kvyard.engine.backends.base import Backend
+from kvyard.engine.backends.base import Backend, Batch
 from kvyard.engine.loading import load
 
 from tests.engine.running import Job, run
@@ -67,3 +67,42 @@ def test_first_log_probabilities_are_the_references(index: int, jobs: list[Job])
 def test_all_items_are_there() -> None:
     assert len(_ITEMS) == 31
     assert sum(len(item["greedy"]) for item in _ITEMS) == 31 * 48
+
+
+def test_bfloat16_agrees_with_the_references(default_model: Path) -> None:
+    """Each reference text in one step, every position's best token; few rows (quantised) and many (dense) alike."""
+    loaded = load(
+        str(default_model),
+        device="cpu",
+        dtype="bfloat16",
+        deterministic=False,
+        block_size=16,
+        progress=lambda what, fraction: None,
+    )
+    loaded.backend.allocate(64, 0)
+    agreed = total = 0
+    for item in _ITEMS:
+        tokens = item["ids"] + item["greedy"]
+        logits = _all_logits(loaded.backend, tokens)
+        found = logits.argmax(dim=-1)[len(item["ids"]) - 1 : -1].tolist()
+        agreed += sum(a == b for a, b in zip(found, item["greedy"], strict=True))
+        total += len(found)
+    print(f"bfloat16 agrees with float32 on the best token at {agreed / total:.2%} of {total} positions")
+    assert agreed / total > 0.95
+
+
+def _all_logits(backend: Backend, tokens: list[int]) -> torch.Tensor:
+    count = len(tokens)
+    positions = torch.arange(count, dtype=torch.int32)
+    return backend.forward(
+        Batch(
+            tokens=torch.tensor(tokens, dtype=torch.int32),
+            positions=positions,
+            starts=torch.tensor([0, count], dtype=torch.int32),
+            lengths=torch.tensor([count], dtype=torch.int32),
+            tables=torch.arange(64, dtype=torch.int32)[None],
+            cache_slots=positions.long(),
+            logit_rows=torch.arange(count),
+            decodes=0,
+        )
+    )
