@@ -74,3 +74,21 @@ def test_more_new_tokens_than_there_was_room_for() -> None:
 )
 def test_only_requests_that_ask_pay(sampling: Sampling, wanted: bool) -> None:
     assert Penalties.wanted(sampling) is wanted
+
+
+@pytest.mark.parametrize("repetition", [1.0, 1.5])
+def test_a_step_that_is_computed_again_counts_once(repetition: float) -> None:
+    sampling = Sampling(seed=0, frequency_penalty=1.0, repetition_penalty=repetition)
+    straight = Penalties(sampling, _ids([1, 2]), _ids([3]))
+    repeated = Penalties(sampling, _ids([1, 2]), _ids([3]))
+    for token in (4, 3, 4):
+        straight.count(token)
+    for token in (4, 9, 9):
+        repeated.count(token)
+    repeated.rewind(2)
+    for token in (3, 4):
+        repeated.count(token)
+    one, other = (np.random.default_rng(1).normal(size=_VOCAB).astype(np.float32) for _ in range(2))
+    straight.apply(one)
+    repeated.apply(other)
+    assert np.array_equal(one, other)

@@ -359,6 +359,18 @@ def test_a_sequence_that_comes_back_goes_on_as_if_nothing_had_been(sampling: Sam
     assert _alone(sampling, distributions, preempted, whole[:preempted]) == whole[preempted:]
 
 
+@pytest.mark.parametrize("sampling", _KINDS)
+def test_a_step_that_is_sampled_again_gives_the_same_token(sampling: Sampling) -> None:
+    distributions = [_logits(1, i) for i in range(10)]
+    sampler = _sampler(sampling)
+    tokens = []
+    for i, logits in enumerate(distributions):
+        first = int(_sample(sampler, logits, [i]).tokens[0])
+        assert [int(_sample(sampler, logits, [i]).tokens[0]) for _ in range(2)] == [first, first]
+        tokens.append(first)
+    assert tokens == _alone(sampling, distributions)
+
+
 def test_a_slot_forgets_who_had_it() -> None:
     sampler = Sampler(_VOCAB, _EOS, 1, hashes=False)
     busy = Sampling(seed=9, temperature=1.5, top_k=2, presence_penalty=2.0, min_tokens=9, logprobs=3, ignore_eos=True)

@@ -24,9 +24,12 @@ class Penalties:
         self._size = len(seen)
         self._ids = np.zeros(2 * self._size + 64, dtype=np.int64)
         self._counts = np.zeros(len(self._ids), dtype=np.float32)
+        self._in_prompt = np.zeros(len(self._ids), dtype=np.bool_)
+        self._in_prompt[: self._size] = np.isin(seen, prompt)
         self._ids[: self._size] = seen
         self._place = {int(token): i for i, token in enumerate(seen)}
         np.add.at(self._counts, np.searchsorted(seen, emitted), 1)
+        self._outputs = [int(token) for token in emitted]
 
     @staticmethod
     def wanted(sampling: Sampling) -> bool:
@@ -41,13 +44,22 @@ class Penalties:
             if place == len(self._ids):
                 self._ids = np.concatenate([self._ids, np.zeros_like(self._ids)])
                 self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+                self._in_prompt = np.concatenate([self._in_prompt, np.zeros_like(self._in_prompt)])
             self._ids[place] = token
         self._counts[place] += 1
+        self._outputs.append(token)
+
+    def rewind(self, outputs: int) -> None:
+        """Forget what was counted beyond the first `outputs` tokens: a step that was given up is computed again."""
+        while len(self._outputs) > outputs:
+            self._counts[self._place[self._outputs.pop()]] -= 1
 
     def apply(self, row: Row) -> None:
         """Change a row of logits in place."""
         ids, counts = self._ids[: self._size], self._counts[: self._size]
         values = row[ids]
+        said = counts > 0
         if self._repetition != 1:
-            values = np.where(values > 0, values / self._repetition, values * self._repetition)
-        row[ids] = values - (counts * self._frequency + (counts > 0) * self._presence)
+            weaker = np.where(values > 0, values / self._repetition, values * self._repetition)
+            values = np.where(said | self._in_prompt[: self._size], weaker, values)
+        row[ids] = values - (counts * self._frequency + said * self._presence)

@@ -133,6 +133,7 @@ class Sampler:
             state = self._states[slots[row]]
             assert state is not None
             if state.penalties is not None:
+                state.penalties.rewind(int(generated[row]))
                 state.penalties.apply(rows[row])
             if state.bias is not None:
                 np.add.at(rows[row], *state.bias)
