@@ -7,8 +7,8 @@ import math
 import numpy as np
 import pytest
 import torch
+from kvyard.engine.choice import draw
 from kvyard.engine.random import uniform
-from kvyard.engine.sampler import draw_token
 from kvyard.link.messages import Sampling
 from kvyard_kernels.triton import config, ops, sampler
 
@@ -181,7 +181,7 @@ def test_sampled_tokens_are_the_engines(device: torch.device, temperature: float
             continue
         wish = Sampling(0, temperature, **wanted[row])  # type: ignore[arg-type] # by name
         cuts = 0 < wish.top_k < 600 or wish.top_p < 1 or wish.min_p > 0
-        assert found[row] == draw_token(line, temperature, float(numbers[row]), wish if cuts else None), wish
+        assert found[row] == draw(line, temperature, float(numbers[row]), wish if cuts else None), wish
 
 
 def test_a_row_is_drawn_alike_in_any_company(device: torch.device) -> None:
