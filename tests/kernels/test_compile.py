@@ -55,6 +55,14 @@ def test_decode_attention_of_the_default_model_on_all_targets() -> None:
 
 
 @pytest.mark.timeout(600)
+def test_decode_attention_of_every_head_shape_keeps_its_registers() -> None:
+    found = reports("--target", "sm_90", "--kernel", "decode_split", "--kernel", "decode_merge")
+    shapes = {report["variant"].split()[1] for report in found}
+    assert shapes == {"head_dim=64", "head_dim=128", "head_dim=256"}
+    assert [report for report in found if report["usage"]["spills"]] == []
+
+
+@pytest.mark.timeout(600)
 def test_chunks_use_each_architectures_own_products() -> None:
     found = reports("--model", "smollm2-135m", "--kernel", "mixed_attention")
     wide = [report for report in found if report["variant"].startswith("bf16")]

@@ -122,18 +122,20 @@ def decode_merge(
     first = tl.load(firsts + row)
     last = tl.load(firsts + row + 1)
     dims = tl.arange(0, DIM_PAD)
-    partial += head * partial_head
-    lse += head
+    partial += head * partial_head + first.to(tl.int64) * partial_row
+    lse += head + first.to(tl.int64) * lse_row
 
     best = float("-inf")
     total = 0.0
     acc = tl.zeros((DIM_PAD,), tl.float32)
     for start in range(first, last, TILE):
-        item = start + tl.arange(0, TILE).to(tl.int64)
-        valid = item < last
-        sums = tl.load(lse + item * lse_row, mask=valid, other=float("-inf"))
+        step = tl.arange(0, TILE)
+        valid = start + step < last
+        sums = tl.load(lse + step * lse_row, mask=valid, other=float("-inf"))
         mask = valid[:, None] & (dims[None, :] < HEAD_DIM)
-        results = tl.load(partial + item[:, None] * partial_row + dims[None, :], mask=mask, other=0.0)
+        results = tl.load(partial + step[:, None] * partial_row + dims[None, :], mask=mask, other=0.0)
+        partial += TILE * partial_row
+        lse += TILE * lse_row
         peak = tl.maximum(best, tl.max(sums, 0))
         # The only item of a row without context has a sum of -inf.
         base = tl.where(peak == float("-inf"), 0.0, peak)
