@@ -57,3 +57,15 @@ def test_policies_are_known_by_the_names_operators_use() -> None:
     shown = describe_policy("prefill", "decode-first", policy, loader)
     assert (shown["distribution"], shown["api"]) == ("kvyard", "1.0")
     assert [param["name"] for param in shown["params"]] == ["chunk"]
+
+
+@pytest.mark.parametrize("params", [{"admission": {"watermark": 0.3}}, {"admission.watermark": 0.3}])
+def test_a_disciplines_parameters_name_their_kind(params: dict[str, object]) -> None:
+    changes, _, _ = Loader().candidate("discipline", "vllm", params, [])
+    assert changes["admission"].params.values()["watermark"] == 0.3
+
+
+@pytest.mark.parametrize("params", [{"garbage": 1}, {"aging": 77}, {"admission": 3}, {"order.x": 1}])
+def test_a_disciplines_other_parameters_are_refused(params: dict[str, object]) -> None:
+    with pytest.raises(ParamError, match="name the kind as in admission"):
+        Loader().candidate("discipline", "vllm", params, [])

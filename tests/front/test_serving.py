@@ -267,3 +267,13 @@ def test_what_was_asked_of_a_dead_engine_is_answered() -> None:
     yard.serving.engine_down(death(()))
     yard.serving.control("policies", {}, replies.append)
     assert [reply.code for reply in replies] == ["engine-lost", "no-engine"]
+
+
+async def test_an_operators_cancel_is_told_and_counts_as_cancelled() -> None:
+    yard = Yard()
+    generation = yard.serving.submit(job("mine", n=2))
+    assert yard.serving.cancel_request("mine") == 2
+    ends = [delta.error for delta in await read(generation)]
+    assert ends == [("cancelled", "the request was cancelled by an operator")] * 2
+    assert [item[0] for item in yard.counts.of("finished")] == ["cancelled", "cancelled"]
+    assert yard.serving.cancel_request("mine") == 0

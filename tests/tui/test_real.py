@@ -43,7 +43,7 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
     async with watching(running.socket, (120, 40)) as (app, pilot):
         await until_text(app, pilot, "● ready", 20)
         assert "24 blocks of 16" in text(app)
-        clients = asyncio.create_task(load(running, 14, 40))
+        clients = asyncio.create_task(load(running, 14, 160))
         await until_text(app, pilot, "▶ running", 20)
         await until_text(app, pilot, "waiting (", 20)
         await allow_changes(app, pilot)

@@ -31,6 +31,7 @@ _BY_CODE: Final = {
     "not-running": NOT_RUNNING,
     "forbidden": FORBIDDEN,
     "bad-params": USAGE,
+    "bad-kind": USAGE,
     "unknown-method": USAGE,
     "unknown": NOT_INSTALLED,
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any, cast
+from typing import Any
 
 import structlog
 
@@ -42,11 +42,12 @@ class Loader:
         if name == "builtin":
             return {kind: BUILTIN[kind]() for kind in KINDS}, dict.fromkeys(KINDS, "builtin"), "builtin"
         parts = registry.load_discipline(name).parts
+        given = _by_kind(params)
         changes: dict[Kind, Policy] = {}
         names: dict[Kind, str] = {}
         for kind in KINDS:
             part, values = parts[kind]
-            own = {**values, **cast("Mapping[str, Any]", params.get(kind) or {})}
+            own = {**values, **given.get(kind, {})}
             changes[kind], names[kind] = self._one(kind, part, own, blocked), part
         return changes, names, name
 
@@ -105,6 +106,20 @@ class Loader:
             log.error("discipline.unusable", name=discipline, problem=str(error))
             return builtin_set()
         return builtin_set().replaced(changes, names, name)
+
+
+def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A discipline's parameters, `{kind: {name: value}}` or `{"kind.name": value}`. Raises ParamError."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in params.items():
+        kind, _, name = key.partition(".")
+        if kind not in KINDS or bool(name) == isinstance(value, Mapping):
+            raise ParamError(
+                f"a discipline has no parameter {key!r}: name the kind as in admission.{name or key}=..., "
+                f"kinds are {', '.join(KINDS)}"
+            )
+        found.setdefault(kind, {}).update({name: value} if name else value)
+    return found
 
 
 def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> dict[str, Any]:

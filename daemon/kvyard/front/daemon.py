@@ -285,7 +285,7 @@ class Daemon:
             raise OperationError(
                 "not-found",
                 f"nothing is known of a request {request_id!r}",
-                f"finished ones are kept for {self._started_with.retention_s:g} s; see `requests` for the others",
+                f"finished ones are kept for {self._started_with.retention_s:g} s; `kvyard top` lists the others",
             )
         return {"sequences": answers}
 
@@ -298,11 +298,12 @@ class Daemon:
 
     async def policy_show(self, kind: str, name: str) -> Mapping[str, Any]:
         """What is in force; both empty for everything in charge."""
-        if name:
+        in_charge = {(str(p["kind"]), str(p["name"])) for p in self._in_force}
+        if name and (kind, name) not in in_charge:
             return await describe_installed(kind, name)
         answer = await self.desk.ask("policies", {})
-        answer["policies"] = [p for p in answer["policies"] if not kind or p["kind"] == kind]
-        return answer
+        rows = [p for p in answer["policies"] if not kind or p["kind"] == kind]
+        return rows[0] if name else {**answer, "policies": rows}
 
     async def policy_swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Put another policy (or `kind` discipline) in charge; returns when it is."""
@@ -325,7 +326,9 @@ class Daemon:
         """Cancel a request."""
         ended = self.serving.cancel_request(request_id)
         if not ended:
-            raise OperationError("not-found", f"no unfinished request has the id {request_id!r}", "see `requests`")
+            raise OperationError(
+                "not-found", f"no unfinished request has the id {request_id!r}", "`kvyard top` lists them"
+            )
         self.log.add("cancel", f"request {request_id}: {ended} sequences", who=str(who))
         return {"request_id": request_id, "sequences": ended}
 

@@ -111,7 +111,8 @@ class PolicyDesk:
             result = self._result(answer)
             self.in_charge.policies[kind] = (result.current[kind], dict(answer.get("params", params)))
             self.in_charge.generation = result.generation
-        self._log.add("set", f"{kind}: {dict(params)}", who=str(who), generation=result.generation)
+        said = " ".join(f"{name}={value}" for name, value in params.items())
+        self._log.add("set", f"{kind}: {said}", who=str(who), generation=result.generation)
         return result
 
     def release(self, policy: str, who: Who) -> None:

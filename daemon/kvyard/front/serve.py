@@ -28,7 +28,7 @@ from kvyard.front.daemon import Daemon, EngineRefused, Served
 from kvyard.front.http.app import create_app
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.http_server import HttpServer, ListenError, address_of, bind
-from kvyard.front.models import ModelError, ModelRef, resolve_or_pull
+from kvyard.front.models import ModelError, ModelNotFound, ModelRef, resolve_or_pull
 from kvyard.front.models.inspect import inspect
 from kvyard.front.notify import Notifier
 from kvyard.front.settings import Settings
@@ -39,8 +39,8 @@ from kvyard.logs import configure
 
 log = structlog.get_logger(__name__)
 
-OK, FAILED, UNUSABLE = 0, 1, 6
-"""Exit status: ended as asked, failed, not usable as configured (LSB 6)."""
+OK, NOT_INSTALLED, UNUSABLE = 0, 5, 6
+"""Exit status: ended as asked, the model is not there (LSB 5), not usable as configured (LSB 6)."""
 GOODBYE_S = 2.0
 """Seconds for the last responses to reach their clients after everything has ended."""
 
@@ -52,10 +52,17 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
         model = resolve_or_pull(settings.model, settings.model_dir)
         listening = bind(settings.host, settings.port)
         control = ControlServer(settings.socket, __version__, settings.operator_group)
+    except ModelNotFound as error:
+        _refuse(str(error), error.hint)
+        return NOT_INSTALLED
     except (ModelError, ListenError, SocketError) as error:
         return _refuse(str(error), getattr(error, "hint", ""))
+    print(f"kvyard loads {model.id} ({model.path})", flush=True)  # noqa: T201 - seconds pass before it is ready
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_run(settings, reread, model, listening, control))
+        status = runner.run(_run(settings, reread, model, listening, control))
+    if status == OK:
+        print("kvyard has stopped", flush=True)  # noqa: T201 - a drain is over when this is read
+    return status
 
 
 def _refuse(message: str, hint: str = "") -> int:

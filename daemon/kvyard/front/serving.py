@@ -208,7 +208,8 @@ class Serving:
         if entry.submitted:
             self._send(Cancel([entry.id]))
         entry.owner.finish(entry.sequence.index, "error", (code, message))
-        self._end(entry, "error", code)
+        # Who was cancelled by an operator is told by an error, and counts as cancelled all the same.
+        self._end(entry, "cancelled" if code == "cancelled" else "error", code)
 
     def cancel_request(self, request_id: str) -> int:
         """Cancel a request on an operator's word; how many sequences ended."""

@@ -113,7 +113,7 @@ def _policy(s: Sources, policy: dict[str, Any]) -> PolicyStatus:
         p50_us=p50,
         p99_us=p99,
         overrides=dict(use.overrides),
-        ejections=sum(count for who, count in s.desk.ejections.items() if who.partition("/")[0] == kind),
+        ejections=s.desk.ejections.get(f"{kind}/{name}", 0),
     )
 
 

@@ -61,9 +61,10 @@ class SwapDialog(ChangeDialog):
         words = self.query_one("#find", Input).value.casefold().split()
         choices = self.query_one("#choices", OptionList)
         choices.clear_options()
-        for key, row in self._listed.items():
-            if all(word in f"{key} {row.doc}".casefold() for word in words):
-                choices.add_option(Option(option_text(row), id=key, disabled=bool(row.problem)))
+        fitting = [key for key, row in self._listed.items() if all(word in _searched(key, row) for word in words)]
+        for key in sorted(fitting, key=lambda key: _closeness(self._listed[key].name, words)):
+            row = self._listed[key]
+            choices.add_option(Option(option_text(row), id=key, disabled=bool(row.problem)))
         if not words:
             choices.add_options(Option(f"unreadable: {clean(problem)}", disabled=True) for problem in self._problems)
         choices.action_first()
@@ -123,6 +124,19 @@ def option_text(row: PolicyRow) -> str:
     mark = "in charge" if row.active else ""
     tail = f"! {row.problem}" if row.problem else mark
     return clean(f"{'*' if row.active else ' '} {fit(row.kind, 11)} {fit(row.name, 20)} {tail}").rstrip()
+
+
+def _searched(key: str, row: PolicyRow) -> str:
+    return f"{key} {row.doc}".casefold()
+
+
+def _closeness(name: str, words: list[str]) -> int:
+    """0 for the very name, then what begins with it, then names that hold it, then descriptions."""
+    if not words or name in words:
+        return 0
+    if any(name.startswith(word) for word in words):
+        return 1
+    return 2 if any(word in name for word in words) else 3
 
 
 def _order(row: PolicyRow) -> tuple[int, str]:

@@ -53,7 +53,7 @@ def kv_legend(kv: KvStatus | None, glyphs: Glyphs) -> Line:
 
 
 def _spark(name: str, values: Sequence[float | None], now: str, width: int, glyphs: Glyphs) -> Line:
-    number = fit(now, 17, right=True)
+    number = fit(now, 18, right=True)
     room = max(0, width - LABEL - len(number))
     drawn = sparkline(values, room, glyphs)
     return fit_line(line((fit(name, LABEL), "dim"), (drawn, "accent"), (number, "")), width)
