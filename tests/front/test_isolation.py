@@ -7,6 +7,7 @@ from kvyard.front.isolation import CLEARED_AFTER
 from kvyard.link.messages import Cancel, Reply
 from kvyard.link.progress import EnginePhase
 
+from tests.front.test_journal import record
 from tests.front.yard import Yard, death, info, job, outputs
 
 
@@ -117,3 +118,24 @@ async def test_a_cancelled_suspect_makes_way() -> None:
     assert killed(yard, 1, 2) == [1]
     first.cancel()
     assert yard.taken() == [2]
+
+
+def test_a_death_while_a_newcomer_is_taken_in_blames_the_newcomer() -> None:
+    yard = Yard()
+    yard.serving.submit(job("a"))
+    yard.serving.submit(job("b"))
+    yard.serving.step(record(admitted=[(1, 0)]))
+
+    def dies_in_schedule() -> list[int]:
+        yard.serving.engine_down(death((), returncode=1, phase=EnginePhase.SCHEDULE))
+        yard.sent.clear()
+        yard.serving.engine_up(info())
+        taken = yard.taken()
+        if 1 in taken:
+            yard.serving.step(record(admitted=[(1, 0)]))
+        return taken
+
+    assert dies_in_schedule() == [1, 2]
+    assert dies_in_schedule() == [2]
+    assert dies_in_schedule() == [1]
+    assert [item[1] for item in yard.counts.of("finished")] == ["engine_killed"]

@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.front.generation import LiveGeneration
 from kvyard.front.service import Delta, Refusal
-from kvyard.link.messages import Cancel, Failed, Reply, Submit
+from kvyard.link.codec import ToEngine
+from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
 
 from tests.front.yard import Yard, death, info, job, outputs
 
@@ -277,3 +278,80 @@ async def test_an_operators_cancel_is_told_and_counts_as_cancelled() -> None:
     assert ends == [("cancelled", "the request was cancelled by an operator")] * 2
     assert [item[0] for item in yard.counts.of("finished")] == ["cancelled", "cancelled"]
     assert yard.serving.cancel_request("mine") == 0
+
+
+@pytest.mark.parametrize("priority", [2**31, 2**63, 2**70, -(2**31) - 1])
+def test_a_number_that_cannot_travel_is_refused_and_leaves_nothing(priority: int) -> None:
+    yard = Yard()
+    with pytest.raises(Refusal, match="is not between"):
+        yard.serving.submit(job(priority=priority))
+    assert len(yard.serving.journal) == 0
+
+
+async def test_what_cannot_be_passed_on_fails_alone() -> None:
+    yard = Yard()
+    bad = yard.serving.submit(job("bad"))
+    good = yard.serving.submit(job("good"))
+    entry = yard.serving.journal.get(1)
+    assert entry is not None
+    entry.sequence.tenant = 7  # type: ignore[assignment]  # as if a check had been forgotten
+    sent = yard.serving._send
+
+    def send(message: ToEngine) -> None:
+        if isinstance(message, Submit) and message.sequence.id == 1:
+            raise OverflowError("Integer value out of range")
+        sent(message)
+
+    yard.serving._send = send
+    yard.serving.engine_down(death(()))
+    yard.sent.clear()
+    yard.serving.engine_up(info())
+    assert yard.taken() == [2]
+    assert [delta.error[0] for delta in await read(bad) if delta.error] == ["bad_request"]
+    yard.serving.outputs(outputs({2: 1}, finished=[(2, "stop")]))
+    assert [delta.finish for delta in await read(good)] == ["stop"]
+
+
+def test_more_at_once_than_are_ever_taken_is_the_requests_fault() -> None:
+    yard = Yard(max_waiting=8)
+    with pytest.raises(
+        Refusal, match="13 sequences in one request are more than the daemon ever takes: 12"
+    ) as refusal:
+        yard.serving.submit(job(n=13))
+    assert refusal.value.status == 400
+
+
+def test_log_probabilities_of_the_prompt_are_an_honest_refusal() -> None:
+    yard = Yard()
+    with pytest.raises(Refusal, match="not computed yet"):
+        yard.serving.submit(job(sampling=Sampling(seed=1, prompt_logprobs=0)))
+
+
+def test_gauges_are_right_while_no_engine_tells() -> None:
+    yard = Yard()
+    generations = [yard.serving.submit(job(f"r{i}")) for i in range(3)]
+    yard.serving.engine_down(death((1, 2)))
+    assert yard.counts.of("counts")[-1] == (0, 3)
+    for generation in generations:
+        generation.cancel()
+    assert yard.counts.of("counts")[-1] == (0, 0)
+
+
+def test_a_stalled_engine_is_not_ready() -> None:
+    yard = Yard()
+    assert yard.serving.ready
+    yard.serving.stalled = lambda: 86.0
+    assert not yard.serving.ready
+    assert yard.serving.not_ready_reason == "the engine has been in one step for 86 s"
+
+
+def test_a_control_value_that_cannot_travel_is_answered() -> None:
+    yard = Yard()
+
+    def send(message: ToEngine) -> None:
+        raise OverflowError("Integer value out of range")
+
+    yard.serving._send = send
+    replies: list[Reply] = []
+    yard.serving.control("set", {"params": {"aging": 2**64}}, replies.append)
+    assert [reply.code for reply in replies] == ["bad-params"]

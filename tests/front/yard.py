@@ -94,6 +94,9 @@ class Counts:
     ) -> None:
         self.seen.append(("finished", reason, code, prompt_tokens, output_tokens, preemptions))
 
+    def counts(self, running: int, waiting: int) -> None:
+        self.seen.append(("counts", running, waiting))
+
     def refused(self, code: str) -> None:
         self.seen.append(("refused", code))
 

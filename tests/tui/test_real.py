@@ -24,6 +24,10 @@ def running(default_model: Path) -> Iterator[DaemonProcess]:
         yield one
 
 
+TOKENS = 100
+"""Output tokens of each request of the load: it must last for as long as somebody types."""
+
+
 async def load(running: DaemonProcess, count: int, tokens: int) -> list[httpx.Response]:
     """Requests at once, each with its own beginning."""
     async with httpx.AsyncClient(timeout=90) as client:
@@ -43,7 +47,7 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
     async with watching(running.socket, (120, 40)) as (app, pilot):
         await until_text(app, pilot, "● ready", 20)
         assert "24 blocks of 16" in text(app)
-        clients = asyncio.create_task(load(running, 14, 160))
+        clients = asyncio.create_task(load(running, 14, TOKENS))
         await until_text(app, pilot, "▶ running", 20)
         await until_text(app, pilot, "waiting (", 20)
         await allow_changes(app, pilot)
@@ -61,7 +65,7 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
         await until_text(app, pilot, f"vllm, generation {before + 1}")
         answers = await clients
         assert [answer.status_code for answer in answers] == [200] * 14
-        assert all(answer.json()["usage"]["completion_tokens"] == 40 for answer in answers)
+        assert all(answer.json()["usage"]["completion_tokens"] == TOKENS for answer in answers)
         await until_text(app, pilot, "0 running · 0 waiting", 20)
         assert int(line_with(app, "finished ").split()[1].replace(",", "")) >= 14
         assert running.status()["discipline"] == "vllm"

@@ -24,7 +24,7 @@ from kvyard.front.quarantine import Quarantine, state_file
 from kvyard.front.serving import Serving
 from kvyard.front.settings import Settings, SettingsError, compare
 from kvyard.front.status import Sources, build_status, placeholder_policies, request_page
-from kvyard.front.supervisor import Supervisor
+from kvyard.front.supervisor import Patience, Supervisor
 from kvyard.front.text.support import TextSupport
 from kvyard.link.codec import ToFront
 from kvyard.link.messages import (
@@ -67,7 +67,7 @@ class Daemon:
         self.log = EventLog()
         self.steps: Feed[StepRecord] = Feed()
         self.metrics = Metrics(model.id)
-        self.supervisor = Supervisor(self._start_message, self)
+        self.supervisor = Supervisor(self._start_message, self, patience=Patience(step=settings.step_timeout_s))
         self.serving = Serving(
             self.supervisor.send,
             self.metrics,
@@ -78,6 +78,7 @@ class Daemon:
             settings.retention_s, settings.retention_mib << 20, lambda sequence_id: f"sequence {sequence_id}"
         )
         self.serving.watched_by(self.decisions)
+        self.serving.stalled = self.supervisor.stalled
         self.desk = PolicyDesk(settings.discipline, Quarantine(state_file()), self.log, self.serving.control)
         self.text: TextSupport | None = None
         self.first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()

@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 from kvyard.front.engine_child import EngineDeath
 from kvyard.front.journal import Entry, Journal
+from kvyard.link.progress import EnginePhase, Progress
 
 SUSPECT = 2.0
 GUILTY_ALONE = 1.0
@@ -38,8 +39,7 @@ class Isolation:
     def blame(self, death: EngineDeath) -> list[Entry]:
         """Weigh a death; the sequences found guilty, which are to be failed."""
         seen = death.progress
-        ids = seen.ids if seen is not None and seen.in_step and death.policy_at_fault is None else ()
-        entries = [entry for entry in map(self._journal.get, ids) if entry is not None]
+        entries = self._in_question(seen) if seen is not None and death.policy_at_fault is None else []
         weight = KILL_WEIGHT if death.unexplained_kill else FULL_WEIGHT
         for entry in entries:
             entry.suspicion += weight
@@ -49,6 +49,13 @@ class Isolation:
             if alone.alone >= GUILTY_ALONE:
                 return [alone]
         return []
+
+    def _in_question(self, seen: Progress) -> list[Entry]:
+        """Sequences of the step in progress; before it is planned, also those that the engine has not begun with."""
+        entries = [entry for entry in map(self._journal.get, seen.ids) if entry is not None] if seen.in_step else []
+        if seen.phase in (EnginePhase.INBOX, EnginePhase.SCHEDULE):
+            entries += [e for e in self._journal if e.submitted and e.state == "waiting" and e not in entries]
+        return entries
 
     def suspects(self) -> list[Entry]:
         """Those that must run alone, the least often hit first, so that one never waits behind its own deaths."""

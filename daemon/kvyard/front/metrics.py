@@ -32,7 +32,8 @@ WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "paused",
 OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
 EJECTION_CODES: Final = (*CODES, "other")
 REFUSAL_CODES: Final = (
-    "queue_full", "context_length_exceeded", "empty_prompt", "starting", "draining", "other",
+    "queue_full", "context_length_exceeded", "empty_prompt", "bad_request", "not_supported", "too_many_sequences",
+    "starting", "draining", "other",
 )  # fmt: skip
 PARTS: Final = ("inbox", "schedule", "model", "sample", "outputs", "gap")
 

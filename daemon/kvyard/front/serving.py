@@ -24,6 +24,9 @@ from kvyard.link.record import StepRecord
 
 log = structlog.get_logger(__name__)
 
+STALL_S = 20.0
+"""Seconds in one step from which on the daemon does not call itself ready."""
+
 
 class Observer(Protocol):
     """Who measures: times in seconds. Must not raise."""
@@ -44,6 +47,9 @@ class Observer(Protocol):
 
     def refused(self, code: str) -> None:
         """A request was not accepted."""
+
+    def counts(self, running: int, waiting: int) -> None:
+        """Sequences that run and wait, where no step record says so."""
 
 
 class Watcher(Protocol):
@@ -74,6 +80,8 @@ class Serving:
         self.draining = False
         self.max_waiting = max_waiting
         self.max_waiting_tokens = max_waiting_tokens
+        self.stalled: Callable[[], float] = lambda: 0.0
+        """Seconds that the engine has spent in its present step."""
         self.idle: Callable[[], None] = lambda: None
         """Called when the last sequence has ended."""
         self._send = send
@@ -95,8 +103,8 @@ class Serving:
 
     @property
     def ready(self) -> bool:
-        """An engine serves and nothing is draining."""
-        return self._engine_up and not self.draining
+        """An engine serves, makes progress, and nothing is draining."""
+        return self._engine_up and not self.draining and self.stalled() < STALL_S
 
     @property
     def not_ready_reason(self) -> str:
@@ -105,6 +113,8 @@ class Serving:
             return "draining: the daemon finishes what runs and takes nothing new"
         if not self._engine_up:
             return "the engine restarts; requests are kept" if self.info else "the engine is starting"
+        if (seconds := self.stalled()) >= STALL_S:
+            return f"the engine has been in one step for {seconds:.0f} s"
         return ""
 
     @property
@@ -120,6 +130,13 @@ class Serving:
             self._refuse(503, "starting", "the engine is still starting; see /ready", 2)
         else:
             most = self.info.max_running + self.max_waiting
+            if sequences > most:
+                self._refuse(
+                    400,
+                    "too_many_sequences",
+                    f"{sequences} sequences in one request are more than the daemon ever takes: {most} "
+                    f"(max_running {self.info.max_running} + max_waiting {self.max_waiting})",
+                )
             if len(self.journal) + sequences > most:
                 self._refuse(
                     429,
@@ -177,6 +194,15 @@ class Serving:
         most = self.max_model_len
         if not job.prompt:
             self._refuse(400, "empty_prompt", "the prompt has no tokens")
+        if not -(2**31) <= job.priority < 2**31:
+            self._refuse(400, "bad_request", f"priority {job.priority} is not between -2^31 and 2^31 - 1")
+        if job.sampling.prompt_logprobs >= 0:
+            self._refuse(
+                400,
+                "not_supported",
+                "log-probabilities of the prompt are not computed yet: ask without prompt_logprobs, and for echo "
+                "without logprobs",
+            )
         if len(job.prompt) + job.max_new > most:
             self._refuse(
                 400,
@@ -251,6 +277,7 @@ class Serving:
             entry.submitted = False
             self.fail(entry, "engine_killed", f"this request ended the engine while it ran alone: it {death.words}")
         self.journal.engine_lost()
+        self._observer.counts(0, len(self.journal))
         for done in list(self._tickets.values()):
             done(
                 Reply(
@@ -275,7 +302,11 @@ class Serving:
         ticket = self._next_ticket
         self._next_ticket += 1
         self._tickets[ticket] = done
-        self._send(Control(ticket, method, params))
+        try:
+            self._send(Control(ticket, method, params))
+        except (OverflowError, ValueError, TypeError) as error:
+            del self._tickets[ticket]
+            done(Reply(0, error=f"{method}: a value cannot be passed on: {error}", code="bad-params"))
 
     def replied(self, reply: Reply) -> None:
         """The engine answered."""
@@ -288,7 +319,12 @@ class Serving:
             return
         for entry in self.isolation.next():
             entry.submitted, entry.reason = True, ""
-            self._send(Submit(self.journal.for_engine(entry)))
+            try:
+                self._send(Submit(self.journal.for_engine(entry)))
+            except (OverflowError, ValueError, TypeError) as error:
+                # What cannot be put into a message is that request's fault and must not stop the others.
+                entry.submitted = False
+                self.fail(entry, "bad_request", f"this request cannot be passed on: {error}")
 
     def _set_apart(self, entry: Entry) -> None:
         # The lone suspect leaves the engine so that the next one is alone. Its tokens under way must
@@ -369,6 +405,9 @@ class Serving:
             entry.preemptions,
             code,
         )
+        # Without an engine, and when nothing is left, no step record comes that would correct the gauges.
+        if not self._engine_up or not len(self.journal):
+            self._observer.counts(0, len(self.journal))
         if self.isolation.ended(entry):
             self._feed()
         if not len(self.journal):

@@ -100,6 +100,9 @@ class Settings(BaseSettings):
     prefix_cache: bool = _setting(False, "Reuse the KV of prompts that begin alike.")
     swap_blocks: int = _setting(0, "Blocks of the host pool for preemption by swap; 0 is always recompute.", ge=0)
     discipline: str = _setting("kvyard", "Discipline in charge at the start; see `kvyard policy list`.", min_length=1)
+    step_timeout_s: float = _setting(
+        120.0, "Seconds that one step may take before the engine counts as hanging and is replaced.", ge=1, le=86400
+    )
     drain_timeout_s: float = _setting(
         30.0, "Seconds that running requests get to finish after SIGTERM or `kvyard drain`.", "live", ge=0, le=86400
     )

@@ -148,6 +148,13 @@ class Supervisor:
         """What the engine does at this moment."""
         return self._page.read() if self._page is not None else None
 
+    def stalled(self) -> float:
+        """Seconds that the engine has spent in the present phase of a step; 0 between steps."""
+        seen = self.progress()
+        if seen is None or not seen.in_step or seen.pid != self.pid:
+            return 0.0
+        return (time.monotonic_ns() - seen.phase_started) / 1e9
+
     def in_time(self) -> bool:
         """The engine is not overdue in any phase, or a new one is on its way: progress, for a watchdog."""
         seen = self.progress()

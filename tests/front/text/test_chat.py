@@ -16,7 +16,7 @@ def render(source: str, messages: list[dict[str, object]] | None = None, **varia
     template = ChatTemplate(
         source, {"bos_token": "<s>", "eos_token": {"content": "</s>"}}, lambda: datetime(2031, 5, 6)
     )
-    return template.render(messages or USER, **variables)  # type: ignore[arg-type] # test shorthand
+    return template.render(messages or USER, variables)
 
 
 def test_messages_tokens_and_the_prompt_of_the_answer() -> None:

@@ -132,7 +132,7 @@ class Session:
     async def _answer(self, line: bytes) -> None:
         try:
             request = _requests.decode(line)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, RecursionError) as error:
             await self._reply(_error(0, "bad-request", f"this line is no request: {error}", "see method `schema`"))
             return
         task = asyncio.current_task()

@@ -108,4 +108,7 @@ def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
             twice = next(name for name in names if names.count(name) > 1)
             raise invalid(f"{twice}: given more than once in one object.", twice, "duplicate_field")
 
-    json.loads(body, object_pairs_hook=once)
+    try:
+        json.loads(body, object_pairs_hook=once)
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, for one
+        raise invalid(f"The body cannot be read: {error}", None) from None

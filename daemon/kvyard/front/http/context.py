@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from kvyard.front.http.errors import ApiError, from_refusal, invalid
@@ -67,9 +67,9 @@ class Context:
                 param=param,
             ) from error
 
-    async def render_chat(self, messages: list[dict[str, object]], **variables: object) -> str:
+    async def render_chat(self, messages: list[dict[str, object]], variables: Mapping[str, object]) -> str:
         """The prompt text of a conversation. Raises ApiError 400 with the template's own words."""
         try:
-            return await self.text.render_chat(messages, **variables)
+            return await self.text.render_chat(messages, variables)
         except ChatTemplateError as error:
             raise invalid(str(error), "messages", "chat_template") from error

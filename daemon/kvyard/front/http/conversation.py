@@ -31,7 +31,7 @@ async def prompt_text(request: HasConversation, messages: list[Message], context
         )
     if add_generation_prompt is None:
         add_generation_prompt = not go_on
-    text = await context.render_chat(plain, add_generation_prompt=add_generation_prompt, **variables)
+    text = await context.render_chat(plain, {**variables, "add_generation_prompt": add_generation_prompt})
     return _open_end(text, str(plain[-1]["content"])) if go_on else text
 
 

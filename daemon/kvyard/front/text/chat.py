@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -60,14 +60,14 @@ class ChatTemplate:
         except jinja2.TemplateError as error:
             raise ModelTextError(f"The model's chat template cannot be compiled: {error}") from error
 
-    def render(
-        self, messages: list[dict[str, Any]], *, add_generation_prompt: bool = True, **variables: object
-    ) -> str:
-        """The prompt of a conversation. Raises ChatTemplateError with the template's own words when it refuses it."""
+    def render(self, messages: list[dict[str, Any]], variables: Mapping[str, object] | None = None) -> str:
+        """The prompt of a conversation; `variables` are the template's own, `add_generation_prompt` among them.
+
+        Raises ChatTemplateError with the template's own words when it refuses it.
+        """
+        given = {"add_generation_prompt": True, **(variables or {})}
         try:
-            return self._template.render(
-                {**self._tokens, **variables, "messages": messages, "add_generation_prompt": add_generation_prompt}
-            )
+            return self._template.render({**self._tokens, **given, "messages": messages})
         except jinja2.TemplateError as error:
             raise ChatTemplateError(f"The model's chat template refused the conversation: {error}") from error
         except Exception as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Final
@@ -54,7 +55,7 @@ class TextSupport:
             raise PromptTooLong(least)
         return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
 
-    async def render_chat(self, messages: list[dict[str, Any]], **variables: Any) -> str:  # noqa: ANN401 -- template's
+    async def render_chat(self, messages: list[dict[str, Any]], variables: Mapping[str, Any] | None = None) -> str:
         """The prompt text of a conversation. Raises ChatTemplateError."""
         if self.chat is None:
             raise ChatTemplateError(
@@ -63,9 +64,9 @@ class TextSupport:
             )
         template = self.chat
         if sum(len(str(message.get("content", ""))) for message in messages) <= _INLINE_CHARS:
-            return template.render(messages, **variables)
+            return template.render(messages, variables or {})
         loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: template.render(messages, **variables))
+        return await loop.run_in_executor(self._threads, lambda: template.render(messages, variables or {}))
 
     def continuation(
         self,
