@@ -207,7 +207,7 @@ class Desk:
 
 
 async def serve(path: Path) -> None:
-    """Serve until `drain` is called."""
+    """Serve until `drain` is called, or a quarter of an hour is over: nobody is left who would call it."""
     server = ControlServer(path, "9.9.9")
     desk = Desk()
     await server.start(desk)
@@ -215,7 +215,7 @@ async def serve(path: Path) -> None:
     sys.stdout.write("listening\n")
     sys.stdout.flush()
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(120):
+        async with asyncio.timeout(900):
             while not desk.drained.is_set():
                 desk.log.add("engine", f"tick {time.monotonic():.0f}")
                 desk.steps.publish(record())
