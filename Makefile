@@ -48,10 +48,11 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# The end-to-end tests use both cores by themselves, and their time limits want them.
+# Many tests wait more than they work, so four share two cores; those of the daemon use both by themselves,
+# and their time limits want them.
 test: check
 	$(BIN)/kvyard model pull smollm2-135m
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist loadfile --ignore tests/e2e
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 4 --dist loadfile --ignore tests/e2e
 	$(BIN)/pytest tests/e2e
 
 test-slow: $(STAMP)

@@ -19,7 +19,7 @@ POOL_BLOCKS = 60
 
 @pytest.fixture(scope="module")
 def wanted() -> list[Wish]:
-    return wishes(STREAMS, seed=1)
+    return wishes(STREAMS, seed=1, output=(4, 32))
 
 
 @pytest.fixture(scope="module")
