@@ -503,3 +503,12 @@ class TestEnd:
             writer.close()
         finally:
             await early.close()
+
+
+async def test_a_line_nested_too_deeply_is_answered(served: Served) -> None:
+    async with wire(served.path) as w:
+        nested = "[" * 50_000 + "]" * 50_000
+        await w.raw(b'{"id":1,"method":"status","params":{"a":' + nested.encode() + b"}}\n")
+        answer = await w.line()
+        assert answer["error"]["code"] == "bad-request"
+        assert "result" in await w.call("status")

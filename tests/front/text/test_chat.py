@@ -102,3 +102,8 @@ def test_where_a_folder_keeps_its_template(tmp_path: Path) -> None:
     assert find_template(tmp_path, {"chat_template": named}) == "d"
     (tmp_path / "chat_template.jinja").write_text("from its own file")
     assert find_template(tmp_path, {"chat_template": "x"}) == "from its own file"
+
+
+def test_a_variable_may_have_any_name() -> None:
+    template = ChatTemplate("{{ self_ }}{{ messages[0].content }}", {})
+    assert template.render(USER, {"self": 1, "template": 2, "self_": "ok "}).startswith("ok ")
