@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from kvyard.control.client import Client, ControlError
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
@@ -61,6 +65,13 @@ def test_a_client_that_goes_away_frees_its_blocks_within_two_steps(default_model
         asyncio.run(_leave_early(running, stays, leaves))
 
 
+def _watch_steps(running: DaemonProcess, steps: list[tuple[float, int]]) -> None:
+    """Start and number of sequences of each step, as they come, until the daemon ends."""
+    with contextlib.suppress(ControlError, OSError), Client(running.socket) as client:
+        found = (event.data for event in client.subscribe(["steps"]))
+        steps.extend((data["at"], len(data["ids"])) for data in found if data.get("ids"))
+
+
 async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish) -> None:
     import httpx
 
@@ -72,10 +83,15 @@ async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish) -> Non
         await asyncio.to_thread(
             wait_until, lambda: value(running, "kvyard_sequences_running") == 2, 20, "both to run"
         )
+        steps: list[tuple[float, int]] = []
+        threading.Thread(target=_watch_steps, args=(running, steps), daemon=True).start()
+        await asyncio.to_thread(wait_until, lambda: steps, 20, "step records")
         leaving.cancel()
-        await asyncio.to_thread(
-            wait_until, lambda: value(running, "kvyard_sequences_running") == 1, 1, "one to be gone"
-        )
+        with contextlib.suppress(asyncio.CancelledError):
+            await leaving
+        left = time.monotonic()
+        await asyncio.to_thread(wait_until, lambda: steps[-1][1] == 1, 5, "one to be gone")
+        assert sum(rows == 2 for at, rows in steps if at > left) <= 2, "steps that still computed for nobody"
         result = await staying
         assert result.finishes == ["length"]
     idle_again(running)
