@@ -394,7 +394,7 @@ def test_a_busy_machine_is_not_the_policys_fault() -> None:
 
 def test_the_watcher_is_told_who_runs_and_when_nobody_does() -> None:
     seen: list[Policy | None] = []
-    guard = Guard(clock_ns=Clock(), watch=lambda kind, policy: seen.append(policy))
+    guard = Guard(clock_ns=Clock(), watch=lambda kind, policy, at: seen.append(policy))
     good, bad = Anything(lambda: 1), Anything(lambda: 1 // 0)
     guard.call("admission", good, "admit", same)
     with pytest.raises(Fault):

@@ -24,6 +24,7 @@ class Watch:
 
     def __init__(self) -> None:
         self.active = False
+        self.noticed: Breach | None = None
         self.notice: Breach | None = None
         self.memory: Breach | None = None
         self.asked: list[bool] = []

@@ -22,6 +22,8 @@ class Containment(Protocol):
 
     active: bool
     """A policy runs at this moment; set by the guard around each call, so it must be a plain attribute."""
+    noticed: Breach | None
+    """Something forbidden was tried and refused since the last `breach`."""
 
     def open(self) -> None:
         """Policy calls begin: limit what they may take."""
@@ -40,6 +42,7 @@ class NoContainment:
     """Watches nothing."""
 
     active = False
+    noticed: Breach | None = None
 
     def open(self) -> None:
         """Do nothing."""

@@ -117,9 +117,12 @@ class Guard:
         timer: Timer | None = None,
         containment: Containment | None = None,
         budget: Budget | None = None,
-        watch: Callable[[Kind, Policy | None], None] = lambda kind, policy: None,
+        watch: Callable[[Kind, Policy | None, int], None] = lambda kind, policy, at: None,
     ) -> None:
-        """`watch` is told which policy is entered, and None when it is left: for whoever looks on from outside."""
+        """`watch` is told which policy is entered, and None when it is left, each with the time on `clock_ns`:
+
+        for whoever looks on from outside.
+        """
         self.budget = budget or Budget()
         self.costs: dict[Kind, CallCost] = {kind: CallCost() for kind in KINDS}
         self._clock_ns = clock_ns
@@ -137,24 +140,31 @@ class Guard:
         self._inside = False
         self._started_wall = self._started_cpu = 0
         self._ticks = 0
-        self._armed = self._confined = False
+        self._armed = self._timed = self._confined = False
         self._armed_wall = self._armed_cpu = 0
 
     def arm(self) -> bool:
-        """Arm the timer; False when it is armed already, and then somebody else disarms it."""
+        """Open a window of policy calls; False when one is open already, and then somebody else closes it.
+
+        The timer itself starts with the first call: in most steps that only decode, no policy is asked.
+        """
         if self._armed:
             return False
         self._armed = True
+        return True
+
+    def _start_timer(self) -> None:
+        self._timed = True
         self._armed_wall, self._armed_cpu = self._clock_ns(), self._cpu_ns()
         self._timer.arm(self.tick, self.budget.hard_ns, self.budget.tick_ns)
-        return True
 
     def disarm(self) -> None:
         """No more ticks."""
-        self._timer.disarm()
+        if self._timed:
+            self._timer.disarm()
         if self._confined:
             self._containment.close()
-        self._armed = self._confined = False
+        self._armed = self._timed = self._confined = False
 
     @contextmanager
     def armed(self) -> Iterator[None]:
@@ -168,34 +178,41 @@ class Guard:
 
     def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
-        self._watch(kind, policy)
-        containment, foreign = self._containment, self._is_foreign(kind, policy)
-        if foreign and self._armed and not self._confined:
-            self._confined = True
-            containment.open()
+        clock, containment = self._clock_ns, self._containment
+        known = self._known.get(kind)
+        foreign = known[1] if known is not None and known[0] is policy else self._is_foreign(kind, policy)
+        if self._armed:
+            if not self._timed:
+                self._start_timer()
+            if foreign and not self._confined:
+                self._confined = True
+                containment.open()
+        else:
+            self._started_cpu = self._cpu_ns()
+        self._started_wall = start = clock()
+        self._watch(kind, policy, start)
         try:
-            self._started_wall = start = self._clock_ns()
-            if not self._armed:
-                self._started_cpu = self._cpu_ns()
             try:
                 self._inside = containment.active = True
                 decision = check(getattr(policy, method)(*args))
             finally:
                 # No call may stand before this line: a tick is only taken at calls and backward jumps.
                 self._inside = containment.active = False
-            spent = self._clock_ns() - start
+            end = clock()
             # Ours are known by their tests; a key is asked for once per request, and `examine` follows them.
-            breach = containment.breach(foreign and method != "key")
-            if breach is not None:
-                raise Breached(breach)
+            thorough = foreign and method != "key"
+            if thorough or containment.noticed is not None:
+                breach = containment.breach(thorough)
+                if breach is not None:
+                    raise Breached(breach)
         except BaseException as error:
             self._inside = containment.active = False
             self._calm()
             fault = self._fault(kind, method, error)
-            self._watch(kind, None)
+            self._watch(kind, None, clock())
             raise fault from None
-        self._watch(kind, None)
-        cost = self.costs[kind]
+        self._watch(kind, None, end)
+        spent, cost = end - start, self.costs[kind]
         cost.calls += 1
         cost.ns += spent
         self.calls[kind] += 1
@@ -240,7 +257,7 @@ class Guard:
         Read once per window instead of once per call (the thread's CPU clock is a system call): whatever ran
         between the two was no more CPU time than wall time.
         """
-        if not self._armed:
+        if not self._timed:
             return self._cpu_ns() - self._started_cpu
         return self._cpu_ns() - self._armed_cpu - (self._started_wall - self._armed_wall)
 

@@ -53,7 +53,7 @@ class ProcessContainment:
         self.active = False
         self._timer = timer
         self._clock_ns = clock_ns
-        self._noticed: Breach | None = None
+        self.noticed: Breach | None = None
         self._limits = resource.getrlimit(resource.RLIMIT_AS)
         self._ceiling = self._limits
         self._read_at: int | None = None
@@ -89,7 +89,7 @@ class ProcessContainment:
             self._refuse(Breach("forbidden", f"tried to use files or sockets ({event} {_subject(args)})"))
 
     def _refuse(self, breach: Breach) -> None:
-        self._noticed = self._noticed or breach
+        self.noticed = self.noticed or breach
         raise Refused(breach.what)
 
     # ---- memory ---------------------------------------------------------------------------------------------
@@ -118,7 +118,7 @@ class ProcessContainment:
 
     def breach(self, thorough: bool) -> Breach | None:
         """What the call did; the timer and the modules are put right."""
-        noticed, self._noticed = self._noticed, None
+        noticed, self.noticed = self.noticed, None
         tampered = self._timer.restore() if thorough else ""
         if thorough and not self._modules_intact():
             sys.modules.update(zip(self._names, self._modules, strict=True))
