@@ -71,16 +71,15 @@ class _PolicyWatch:
         self._label = label
         self._known: dict[Kind, tuple[Policy, str]] = {}
 
-    def __call__(self, kind: Kind, policy: Policy | None) -> None:
-        """A policy is entered, or left."""
-        now = time.monotonic_ns()
+    def __call__(self, kind: Kind, policy: Policy | None, at: int) -> None:
+        """A policy is entered, or left; `perf_counter_ns` and `monotonic_ns` are one clock on Linux."""
         if policy is None:
-            self._page.phase(EnginePhase.SCHEDULE, now)
+            self._page.phase(EnginePhase.SCHEDULE, at)
             return
         known = self._known.get(kind)
         if known is None or known[0] is not policy:
             known = self._known[kind] = (policy, self._label(kind, policy))
-        self._page.policy(known[1], now)
+        self._page.policy(known[1], at)
 
 
 @dataclass(frozen=True, slots=True)
