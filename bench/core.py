@@ -230,7 +230,7 @@ def engine(link: socket.socket, case: Case) -> None:
         device_name = "none"
         geometry: Any = type("Geometry", (), {"block_bytes": 1})()
 
-        def forward(self, batch: Any) -> torch.Tensor:  # noqa: ANN401 - a Batch; its import would load torch in the front
+        def forward(self, batch: Any, read: Any = None) -> torch.Tensor:  # noqa: ANN401 - a Batch; its import would load torch in the front
             return torch.zeros((len(batch.logit_rows), 8))
 
     channel = Channel(link)

@@ -7,7 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.core.plan import Plan
+from kvyard.engine.backends.base import Batch
 from kvyard.engine.batching import build_batch
+from kvyard.engine.prompt_scores import Stretch
 
 
 def _plan(chunks: list[tuple[int, int, int, bool]], block_size: int, seed: int = 0) -> Plan:
@@ -33,7 +35,13 @@ def _plan(chunks: list[tuple[int, int, int, bool]], block_size: int, seed: int =
 
 
 def _check(plan: Plan, block_size: int) -> None:
-    batch, slots = build_batch(plan, block_size)
+    scored = [
+        Stretch(row, int(plan.computed[row]) + row % 3, int(plan.computed[row] + plan.granted[row]))
+        for row in range(0, len(plan), 2)
+        if plan.granted[row] > row % 3
+    ]
+    batch, slots = build_batch(plan, block_size, scored)
+    _check_scored(plan, batch, scored)
     order = sorted(range(len(plan)), key=lambda i: plan.granted[i] != 1)
     assert batch.decodes == int((plan.granted == 1).sum())
     starts, lengths = batch.starts.tolist(), batch.lengths.tolist()
@@ -54,6 +62,18 @@ def _check(plan: Plan, block_size: int) -> None:
     sampled = [i for i in range(len(plan)) if plan.samples[i]]
     assert batch.logit_rows.tolist() == [rows[i] for i in sampled]
     assert slots.tolist() == [int(plan.slots[i]) for i in sampled]
+
+
+def _check_scored(plan: Plan, batch: Batch, scored: list[Stretch]) -> None:
+    """The rows are those of the stretches' positions, in their order."""
+    if not scored:
+        assert batch.scored_rows is None
+        return
+    assert batch.scored_rows is not None
+    wanted = [(stretch.row, position) for stretch in scored for position in range(stretch.begin, stretch.end)]
+    at = batch.scored_rows.tolist()
+    assert batch.positions[at].tolist() == [position for _, position in wanted]
+    assert batch.tokens[at].tolist() == [int(plan.tokens[plan.slots[row], position]) for row, position in wanted]
 
 
 @settings(deadline=None)

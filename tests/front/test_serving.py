@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvyard.front.generation import LiveGeneration
 from kvyard.front.service import Delta, Refusal
 from kvyard.link.codec import ToEngine
-from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
+from kvyard.link.messages import Cancel, Failed, Reply, Submit
 
 from tests.front.yard import Yard, death, info, job, outputs
 
@@ -319,12 +319,6 @@ def test_more_at_once_than_are_ever_taken_is_the_requests_fault() -> None:
     ) as refusal:
         yard.serving.submit(job(n=13))
     assert refusal.value.status == 400
-
-
-def test_log_probabilities_of_the_prompt_are_an_honest_refusal() -> None:
-    yard = Yard()
-    with pytest.raises(Refusal, match="not computed yet"):
-        yard.serving.submit(job(sampling=Sampling(seed=1, prompt_logprobs=0)))
 
 
 def test_gauges_are_right_while_no_engine_tells() -> None:

@@ -223,6 +223,8 @@ class Ledger:
         index = self.index
         if index is None or seq.state is State.SWAPPED or seq.tokens is None:
             return []
+        if seq.scored and seq.total == seq.prompt_len:
+            return []
         found: list[int] = []
         for number in range((seq.total - 1) // self.block_size):
             # One digest at a time: most newcomers share nothing, and then the first one tells.

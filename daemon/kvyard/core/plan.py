@@ -48,10 +48,11 @@ class SequenceSpec:
     tenant: str = ""
     deadline: float | None = None
     cache_salt: str = ""
+    scored: bool = False
+    """Every position of its prompt is wanted, so until its first output token none may come from the prefix cache."""
 
 
-@dataclass(frozen=True, slots=True)
-class Admitted:
+class Admitted(NamedTuple):
     """A sequence that came in: `slot` is its row until it leaves."""
 
     id: int

@@ -38,6 +38,7 @@ class SequenceState:
         "request",
         "root",
         "row",
+        "scored",
         "short",
         "state",
         "tenant",
@@ -62,6 +63,7 @@ class SequenceState:
         self.deadline = spec.deadline
         self.prompt_len = spec.prompt_len
         self.max_new = spec.max_new
+        self.scored = spec.scored
         self.state = State.WAITING
         self.row = NO_ROW
         self.tokens = tokens

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from kvyard.core.plan import IntArray, Plan
 from kvyard.engine.backends.base import Batch
+from kvyard.engine.prompt_scores import Stretch
 
 
-def build_batch(plan: Plan, block_size: int) -> tuple[Batch, IntArray]:
+def build_batch(plan: Plan, block_size: int, scored: Sequence[Stretch] = ()) -> tuple[Batch, IntArray]:
     """The batch of a plan, and the slots of its logits rows.
 
     Rows are reordered so that decodes (one token each) come first; the logits come back in the plan's own
-    order of `samples`. The second value is `plan.slots[plan.samples]`, for the sampler.
+    order of `samples`. The second value is `plan.slots[plan.samples]`, for the sampler. `scored` are positions
+    of prompts whose logits are wanted as well.
     """
     single = plan.granted == 1
     order = np.argsort(~single, kind="stable")
@@ -39,4 +43,9 @@ def build_batch(plan: Plan, block_size: int) -> tuple[Batch, IntArray]:
         logit_rows=torch.from_numpy(starts[1:][place[plan.samples]] - 1),
         decodes=int(single.sum()),
     )
+    if scored:
+        firsts = starts[:-1][place] - plan.computed
+        batch.scored_rows = torch.from_numpy(
+            np.concatenate([np.arange(s.begin, s.end) + firsts[s.row] for s in scored])
+        )
     return batch, plan.slots[plan.samples]

@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from kvyard.engine.backends.base import Batch
+from kvyard.engine.backends.base import SCORED_PIECE, Batch, ScoreReader
 from kvyard.engine.model_config import ModelConfig
 from kvyard.engine.weights import Weights
 
@@ -107,21 +107,34 @@ class Decoder:
             mlp_out_norm=constant("mlp_out_norm") if self.config.sandwich_norms else None,
         )
 
-    def forward(self, batch: Batch) -> Tensor:
-        """One step: K and V of all tokens are written; logits `[k, vocab]` in the model's type."""
+    def forward(self, batch: Batch, read: ScoreReader | None = None) -> Tensor:
+        """One step: K and V of all tokens are written; logits `[k, vocab]` in the model's type.
+
+        `read` gets those of `batch.scored_rows` piece by piece, in the model's type and where they were computed.
+        """
         step = self._ops.begin(batch)
+        wanted = batch.logit_rows
+        if batch.scored_rows is not None:
+            wanted = torch.cat([wanted, batch.scored_rows])
         residual = step.embed()
         x: Tensor | None = None
         for layer in self.layers:
             attended = step.attend(layer, layer.qkv(step.norm(residual, layer.input_norm, x)))
             if layer.index == self.config.layers - 1:  # from here on only the rows whose logits are wanted
-                attended, residual = attended[batch.logit_rows], residual[batch.logit_rows]
+                attended, residual = attended[wanted], residual[wanted]
                 if not len(residual):
                     return torch.empty(0, self.config.vocab_size)
             x = self._sandwiched(step, layer.output(attended), layer.attention_out_norm)
             hidden = step.norm(residual, layer.post_norm, x)
             x = self._sandwiched(step, layer.down(step.gate(layer.gate_up(hidden))), layer.mlp_out_norm)
-        return self.head(step.norm(residual, self._norm, x))
+        final, sampled = step.norm(residual, self._norm, x), len(batch.logit_rows)
+        if read is not None:
+            for at in range(sampled, len(final), SCORED_PIECE):
+                read(self.head(final[at : at + SCORED_PIECE]))
+            if not sampled:
+                return torch.empty(0, self.config.vocab_size)
+            final = final[:sampled]
+        return self.head(final)
 
     def _sandwiched(self, step: Step, x: Tensor, weight: Tensor | None) -> Tensor:
         return x if weight is None else step.norm(x.float(), weight, None)

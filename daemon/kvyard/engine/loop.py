@@ -21,6 +21,7 @@ from kvyard.engine.batching import build_batch
 from kvyard.engine.channel import Channel
 from kvyard.engine.control import Controls
 from kvyard.engine.faults import Faults, Point, SequenceFault
+from kvyard.engine.prompt_scores import PromptScores
 from kvyard.engine.recorder import Recorder
 from kvyard.engine.sampler import Sampled, Sampler
 from kvyard.link.messages import Cancel, Control, Failed, FinishReason, Outputs, Sequence, Start, Stop, Submit
@@ -60,6 +61,7 @@ class EngineLoop:
         self._faults = faults
         self._sequences: dict[int, Sequence] = {}
         self._admitted_once: set[int] = set()
+        self._scores = PromptScores()
         self._stopping = False
         self._untold = False
         """Cancelled since the last record: one is due even if nothing is left to run, or gauges would stand still."""
@@ -142,6 +144,7 @@ class EngineLoop:
             tenant=sequence.tenant,
             deadline=sequence.deadline,
             cache_salt=sequence.cache_salt,
+            scored=PromptScores.asked(sequence),
         )
         try:
             self._p.scheduler.add(spec)
@@ -151,6 +154,8 @@ class EngineLoop:
             self._p.channel.send(Failed(sequence.id, "bad_sequence", str(error)))
         else:
             self._sequences[sequence.id] = sequence
+            if spec.scored:
+                self._scores.take(sequence)
 
     def _cancel(self, ids: list[int]) -> None:
         for sequence_id in self._p.scheduler.cancel(ids):
@@ -160,6 +165,8 @@ class EngineLoop:
     def _forget(self, sequence_id: int) -> None:
         self._sequences.pop(sequence_id, None)
         self._admitted_once.discard(sequence_id)
+        if self._scores:
+            self._scores.forget(sequence_id)
 
     # ---- a step
 
@@ -207,8 +214,9 @@ class EngineLoop:
             recorder.computed()
             recorder.sampled()
             return None
-        batch, slots = build_batch(plan, self._p.block_size)
-        logits = self._p.backend.forward(batch)
+        scored = self._scores.stretches(plan) if self._scores else []
+        batch, slots = build_batch(plan, self._p.block_size, scored)
+        logits = self._p.backend.forward(batch, self._scores.reader(plan, scored) if scored else None)
         recorder.computed()
         if not len(slots):
             recorder.sampled()
@@ -239,7 +247,10 @@ class EngineLoop:
         first = [a for a in plan.admitted if a.id not in self._admitted_once]
         self._admitted_once.update(a.id for a in first)
         if sampled is not None or first:
-            self._p.channel.post(self._outputs(plan, sampled, committed, first, now, at))
+            message = self._outputs(plan, sampled, committed, first, now, at)
+            if self._scores:
+                message.prompt_logprobs = self._scores.told(committed.ids.tolist())
+            self._p.channel.post(message)
         for sequence_id, _ in committed.finished:
             self._forget(sequence_id)
         self._send_record(plan)

@@ -196,13 +196,6 @@ class Serving:
             self._refuse(400, "empty_prompt", "the prompt has no tokens")
         if not -(2**31) <= job.priority < 2**31:
             self._refuse(400, "bad_request", f"priority {job.priority} is not between -2^31 and 2^31 - 1")
-        if job.sampling.prompt_logprobs >= 0:
-            self._refuse(
-                400,
-                "not_supported",
-                "log-probabilities of the prompt are not computed yet: ask without prompt_logprobs, and for echo "
-                "without logprobs",
-            )
         if len(job.prompt) + job.max_new > most:
             self._refuse(
                 400,

@@ -133,3 +133,27 @@ async def test_prompt_logprobs_by_token_id(serve: Serve) -> None:
         }
         body = (await served.chat(prompt_logprobs=0, max_tokens=1)).json()
         assert len(body["prompt_logprobs"]) == body["usage"]["prompt_tokens"]
+
+
+async def test_offsets_count_from_the_echoed_prompt_in_a_stream_too(serve: Serve) -> None:
+    async with serve([300, 301, 302]) as served:
+        body: dict[str, object] = {"prompt": [500, 600, 700], "echo": True, "logprobs": 1}
+        whole = (await served.complete(**body)).json()["choices"][0]
+        data = events((await served.complete(stream=True, **body)).text)[:-1]
+        parts = [msgspec.json.decode(each)["choices"][0] for each in data]
+        offsets = [at for part in parts for at in part["logprobs"]["text_offset"]]
+        tokens = [token for part in parts for token in part["logprobs"]["tokens"]]
+        assert (tokens, offsets) == (whole["logprobs"]["tokens"], whole["logprobs"]["text_offset"])
+        assert [whole["text"][at:].startswith(token) for token, at in zip(tokens, offsets, strict=True)] == [True] * 6
+
+
+async def test_scoring_a_prompt_without_any_output(serve: Serve) -> None:
+    async with serve([300]) as served:
+        prompt = [500, 600, 700]
+        answer = (await served.complete(prompt=prompt, echo=True, logprobs=2, max_tokens=0)).json()
+        choice = answer["choices"][0]
+        assert choice["text"] == served.text.tokenizer.decode(prompt)
+        assert choice["logprobs"]["token_logprobs"] == [None, -0.5, -0.5]
+        assert choice["logprobs"]["top_logprobs"][0] is None
+        assert choice["finish_reason"] == "length"
+        assert answer["usage"]["completion_tokens"] == 0

@@ -6,7 +6,7 @@ hands it a `Batch` and gets logits; nothing above this line knows what a device 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -49,6 +49,15 @@ class Batch:
     """`[k]` int64 indices into the t tokens whose logits are wanted."""
     decodes: int
     """The first `decodes` rows have one token each; chunks follow."""
+    scored_rows: Tensor | None = None
+    """`[s]` int64 indices of tokens whose logits are read once and not kept; see `Backend.forward`."""
+
+
+SCORED_PIECE = 64
+"""Rows of `scored_rows` whose logits exist at a time: 13 MB with a vocabulary of 50,000."""
+
+ScoreReader = Callable[[Tensor], None]
+"""Takes the next rows' logits, float32 `[m, vocab]` on the CPU, which are not kept afterwards."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +93,11 @@ class Backend(Protocol):
         """Make the KV pool and the host pool. Raises BackendError when they do not fit."""
         ...
 
-    def forward(self, batch: Batch) -> Tensor:
-        """Run the model: KV of all t tokens is written, logits `[k, vocab]` float32 come back on the CPU."""
+    def forward(self, batch: Batch, read: ScoreReader | None = None) -> Tensor:
+        """Run the model: KV of all t tokens is written, logits `[k, vocab]` float32 come back on the CPU.
+
+        Where the batch has `scored_rows`, `read` gets their logits in order, at most `SCORED_PIECE` at a time.
+        """
         ...
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:

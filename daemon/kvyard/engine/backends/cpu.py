@@ -11,7 +11,7 @@ from kvyard_kernels import cpu
 from torch import Tensor
 
 from kvyard.core.plan import BlockCopy
-from kvyard.engine.backends.base import BackendError, Batch, KvGeometry
+from kvyard.engine.backends.base import BackendError, Batch, KvGeometry, ScoreReader
 from kvyard.engine.backends.cpu_ops import CpuOps
 from kvyard.engine.backends.memory import available_bytes
 from kvyard.engine.decoder import Decoder
@@ -59,10 +59,12 @@ class CpuBackend:
         self._ops.pool = self._pool(blocks)
         self._host = torch.empty(swap_blocks, *self._ops.pool.blocks.shape[1:], dtype=self.geometry.dtype)
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, read: ScoreReader | None = None) -> Tensor:
         """See `Backend.forward`."""
         with torch.inference_mode():
-            return self._decoder.forward(batch).float()
+            if read is None:
+                return self._decoder.forward(batch).float()
+            return self._decoder.forward(batch, lambda logits: read(logits.float())).float()
 
     def copy_blocks(self, copies: Sequence[BlockCopy]) -> None:
         """See `Backend.copy_blocks`; a block is one piece of memory over all layers."""

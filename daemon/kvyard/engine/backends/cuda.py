@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kvyard.core.plan import BlockCopy
-from kvyard.engine.backends.base import BackendError, Batch, KvGeometry
+from kvyard.engine.backends.base import BackendError, Batch, KvGeometry, ScoreReader
 from kvyard.engine.backends.cuda_ops import CudaOps, KvPool
 from kvyard.engine.backends.memory import available_bytes
 from kvyard.engine.decoder import Decoder
@@ -79,11 +79,15 @@ class CudaBackend:
                 "ask for fewer with --kv-blocks, or end what else uses the device",
             ) from error
 
-    def forward(self, batch: Batch) -> Tensor:
+    def forward(self, batch: Batch, read: ScoreReader | None = None) -> Tensor:
         """See `Backend.forward`."""
         with torch.inference_mode():
             moved = replace(batch, logit_rows=batch.logit_rows.to(self._device, non_blocking=True))
-            return self._to_host(self._decoder.forward(moved).float())
+            if read is None or batch.scored_rows is None:
+                return self._to_host(self._decoder.forward(moved).float())
+            moved.scored_rows = batch.scored_rows.to(self._device, non_blocking=True)
+            logits = self._decoder.forward(moved, lambda piece: read(self._to_host(piece.float())))
+            return self._to_host(logits.float())
 
     def _to_host(self, logits: Tensor) -> Tensor:
         """Through pinned memory, which torch keeps for the next step: pageable memory would be copied twice."""

@@ -90,6 +90,8 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer)
         self._begun: set[int] = set()
+        self._echoed: dict[int, str] = {}
+        """Text of each prompt that is echoed, by its number: the offsets of what follows count from it."""
 
     def chunk(self, at: int, piece: Piece, usage: Usage | None) -> bytes:
         """JSON of the chunk that adds `piece` to continuation `at`."""
@@ -131,32 +133,43 @@ class CompletionFormat:
             choice.token_ids = piece.tokens
         if shown.hashes:
             choice.logits_hashes = [f"{digest:016x}" for digest in piece.hashes]
+        if shown.echo and choice.logprobs is not None:
+            before = len(self._prompt_text(at // order.n))
+            choice.logprobs.text_offset = [before + offset for offset in choice.logprobs.text_offset]
         if first:
-            self._add_prompt(choice, order.prompts[at // order.n], order.continuations[at].prompt_logprobs, shown)
+            self._add_prompt(choice, at // order.n, order.continuations[at].prompt_logprobs, shown)
         return choice
 
+    def _prompt_text(self, number: int) -> str:
+        """The text that an echo shows: as it was given, or decoded."""
+        if number not in self._echoed:
+            prompt = self._order.prompts[number]
+            self._echoed[number] = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
+        return self._echoed[number]
+
     def _add_prompt(
-        self, choice: CompletionChoice, prompt: Prompt, entries: list[TokenLogprobs | None] | None, shown: Shown
+        self, choice: CompletionChoice, number: int, entries: list[TokenLogprobs | None] | None, shown: Shown
     ) -> None:
         """What an answer says of the prompt stands in a choice's first part."""
+        prompt = self._order.prompts[number]
         if shown.token_ids:
             choice.prompt_token_ids = prompt.ids
         if shown.prompt_logprobs is not None and entries is not None:
             choice.prompt_logprobs = self._logprobs.prompt(entries, shown.prompt_logprobs)
         if not shown.echo:
             return
-        text = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
+        text = self._prompt_text(number)
         choice.text = text + choice.text
         if choice.logprobs is not None and shown.logprobs is not None:
             scored: list[TokenLogprobs | None] = [None] * len(prompt.ids) if entries is None else entries
             echoed = self._logprobs.echoed(prompt.ids, scored, shown.logprobs, text)
-            choice.logprobs = _joined(echoed, choice.logprobs, len(text))
+            choice.logprobs = _joined(echoed, choice.logprobs)
 
 
-def _joined(prompt: CompletionLogprobs, output: CompletionLogprobs, offset: int) -> CompletionLogprobs:
+def _joined(prompt: CompletionLogprobs, output: CompletionLogprobs) -> CompletionLogprobs:
     return CompletionLogprobs(
         prompt.tokens + output.tokens,
         prompt.token_logprobs + output.token_logprobs,
         prompt.top_logprobs + output.top_logprobs,
-        prompt.text_offset + [offset + at for at in output.text_offset],
+        prompt.text_offset + output.text_offset,
     )
