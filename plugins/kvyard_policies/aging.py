@@ -56,16 +56,20 @@ class AgingAdmission(AdmissionPolicy):
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:
             return nobody("after a preemption")
-        evict = self.params.make_way and self._head_is_urgent(s)
-        if s.slots <= 0 and not evict:
+        slots = s.slots
+        keep = int(self.params.watermark * s.blocks) if slots < s.max_running else 0
+        evict = self.params.make_way and self._head_must_push(s, slots, keep)
+        if slots <= 0 and not evict:
             return nobody("slots")
-        return Admission(s.waiting, keep=int(self.params.watermark * s.blocks) if s.running else 0, evict=evict)
+        return Admission(s.waiting, keep, evict=evict)
 
     @staticmethod
-    def _head_is_urgent(s: Snapshot) -> bool:
-        """Whether anything runs that the head of the queue could put out."""
+    def _head_must_push(s: Snapshot, slots: int, keep: int) -> bool:
+        """Whether the head of the queue finds no place or no blocks, and something runs that it could put out."""
         head = next(iter(s.waiting), None)
-        return head is not None and bool((s.cols.priority > head.priority).any())
+        if head is None or (slots > 0 and s.blocks_for(head.total) + keep <= s.free):
+            return False
+        return bool((s.cols.priority > head.priority).any())
 
 
 class AgingPreemption(PreemptionPolicy):

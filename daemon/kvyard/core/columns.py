@@ -88,6 +88,23 @@ class RowColumns:
         self._given_up.append(row)
         seq.row = NO_ROW
 
+    def vacate_all(self, rows: IntArray) -> list[tuple[SequenceState, list[int]]]:
+        """Take back the rows of sequences that end, out of `order` too: each with the blocks that it held."""
+        owner, tables, given_up = self.owner, self.tables, self._given_up
+        gone: list[tuple[SequenceState, list[int]]] = []
+        held = (self.capacity[rows] // self.block_size).tolist()
+        for row, total, count in zip(rows.tolist(), self.total[rows].tolist(), held, strict=True):
+            seq = owner[row]
+            assert seq is not None
+            gone.append((seq, tables[row, :count].tolist()))
+            seq.total, seq.row = total, NO_ROW
+            owner[row] = None
+            given_up.append(row)
+        self.live[rows] = False
+        self.prompt[rows] = False
+        self.close_ranks()
+        return gone
+
     def close_ranks(self) -> None:
         """Take the rows that are no longer live out of `order`."""
         self.order = self.order[self.live[self.order]]

@@ -154,15 +154,13 @@ class Growth:
         """Place one token for each of these decoding rows, as far as budget and blocks reach."""
         cols, step = self._ledger.cols, self._step
         rows = self._standing(rows)
-        while len(rows):
+        while count := len(rows):
             ahead, grows, first = self._first_short(rows)
-            if first > 0:
-                growing = rows[:first][grows[:first]]
-                if len(growing):
-                    self._ledger.grow_each(growing)
-                self._moves.place_decodes(rows[:first])
-            if first == len(rows):
+            if first == count:
+                self._place(rows, grows)
                 break
+            if first > 0:
+                self._place(rows[:first], grows[:first])
             row = rows[first]
             seq = cols.owner_of(int(row))
             outcome = pressure.make_room(seq, int(ahead[first]))
@@ -175,19 +173,28 @@ class Growth:
             rows = self._standing(rows[first + 1 :])
         return step.left > 0
 
+    def _place(self, rows: IntArray, grows: BoolArray) -> None:
+        """One token for each of `rows`, and a block for those that grow."""
+        if grows.any():
+            self._ledger.grow_each(rows[grows])
+        self._moves.place_decodes(rows)
+
     def _standing(self, rows: IntArray) -> IntArray:
         """Those that still run, as many as there are tokens left."""
-        return rows[self._ledger.cols.live[rows]][: max(0, self._step.left)]
+        if self._step.preempted:
+            rows = rows[self._ledger.cols.live[rows]]
+        left = self._step.left
+        return rows if len(rows) <= left else rows[: max(0, left)]
 
-    def _first_short(self, rows: IntArray) -> tuple[IntArray, BoolArray, int]:
+    def _first_short(self, rows: IntArray) -> tuple[IntArray | BoolArray, BoolArray, int]:
         """For each row the blocks that must be free and whether it takes one, and the first that cannot have them."""
         cols, ledger, lookahead = self._ledger.cols, self._ledger, self._advice.traits.lookahead
         total, capacity = cols.total[rows], cols.capacity[rows]
         grows = total > capacity
         free = ledger.pool.free
         if not lookahead:
-            growing = np.flatnonzero(grows)
-            return grows.astype(np.int64), grows, len(rows) if len(growing) <= free else int(growing[free])
+            growing = grows.nonzero()[0]
+            return grows, grows, len(rows) if len(growing) <= free else int(growing[free])
         upto = np.maximum(total, np.minimum(total + lookahead, cols.limit[rows] - 1))
         ahead: IntArray = np.maximum(0, -(-upto // ledger.block_size) - capacity // ledger.block_size)
         taken_before: IntArray = np.cumsum(grows) - grows

@@ -97,20 +97,22 @@ class Intake:
         return refusals
 
     def _walk(self, decision: PlainAdmission) -> list[SequenceState]:
-        step, ledger = self._step, self._ledger
+        step, cols, evict = self._step, self._ledger.cols, decision.evict
         came_in: list[SequenceState] = []
         skipped = 0
         for seq, need in decision.entries:
             if step.left <= 0 or step.left_prompts <= 0:
                 step.queue_reason = step.queue_reason or "budget"
                 break
-            if (self._places_missing() > 0 and not decision.evict) or not ledger.cols.vacant:
+            if (not evict and self._places_missing() > 0) or not cols.vacant:
                 step.queue_reason = step.queue_reason or "slots"
                 break
             # A victim is not taken back in the step that preempted it; whoever was refused for good is gone.
             if seq.state not in QUEUED or seq.id in step.preempted:
                 continue
-            offer = self._offer_with_room(seq, need, decision)
+            offer = self._offer(seq, need)
+            if evict and not self._acceptable(offer):
+                offer = self._offer_with_room(seq, need, offer)
             if self._acceptable(offer):
                 self._enter(seq, offer, decision)
                 came_in.append(seq)
@@ -135,10 +137,9 @@ class Intake:
     def _acceptable(self, offer: Offer) -> bool:
         return (offer.tokens > 0 or not self._grant) and offer.short <= 0 and offer.places <= 0
 
-    def _offer_with_room(self, seq: SequenceState, need: int, decision: PlainAdmission) -> Offer:
-        """What `seq` would get; where the policy may evict and it pays, after making room."""
-        offer = self._offer(seq, need)
-        if self._acceptable(offer) or not decision.evict or (self._grant and offer.tokens <= 0):
+    def _offer_with_room(self, seq: SequenceState, need: int, offer: Offer) -> Offer:
+        """What `seq` gets after making room for it, where the preemption policy makes any."""
+        if self._grant and offer.tokens <= 0:
             return offer
         return self._offer(seq, need) if self._make_room(seq, offer) else offer
 
@@ -151,7 +152,7 @@ class Intake:
         tokens = 0
         if self._grant:
             most = min(wanted, step.left, step.left_prompts)
-            tokens = min(most, self._advice.divide([seq.view], most)[0])
+            tokens = min(most, self._advice.divide([seq.view], most)[0]) if self._advice.traits.divides else most
         idle = ledger.pool.idle(hits) if held else 0
         promised = ledger.blocks_for(seq.total if need == WHOLE else need) - held
         first = ledger.blocks_for(start + tokens) - held

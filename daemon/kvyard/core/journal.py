@@ -47,10 +47,13 @@ class Journal:
         """A step was planned; `reason` and `wake` say why nobody else comes in."""
         parts = self._parts
         parts.decode_tokens += step.decodes
-        parts.admitted += [(seq.id, entry.cached) for seq, entry in step.admitted.items()]
-        parts.preempted += step.preemptions
-        for seq in step.admitted:
-            self._forget(seq.id)
+        if step.admitted:
+            parts.admitted += [(entry.id, entry.cached) for entry in step.admitted.values()]
+            if self._explained:
+                for seq in step.admitted:
+                    self._forget(seq.id)
+        if step.preemptions:
+            parts.preempted += step.preemptions
         for seq in step.refused:
             if self._explained.get(seq.id) != seq.reason:
                 self._explained[seq.id] = seq.reason
@@ -73,8 +76,14 @@ class Journal:
 
     def finished(self, seq: SequenceState, reason: str) -> None:
         """A sequence ended."""
-        self._parts.finished.append((seq.id, reason))
-        self._explained.pop(seq.id, None)
+        self.ended([(seq.id, reason)])
+
+    def ended(self, finished: list[tuple[int, str]]) -> None:
+        """Sequences ended: ids and reasons."""
+        self._parts.finished += finished
+        if self._explained:
+            for id, _ in finished:
+                self._explained.pop(id, None)
 
     def _forget(self, id: int) -> None:
         if self._explained.pop(id, None) is not None:
@@ -84,7 +93,9 @@ class Journal:
         """Everything since the last call."""
         parts, self._parts = self._parts, RecordParts()
         costs = guard.take_costs()
-        parts.policies = [
-            PolicyCost(kind, policies.name(kind), cost.calls, cost.ns, cost.overrides) for kind, cost in costs.items()
-        ]
+        if costs:
+            parts.policies = [
+                PolicyCost(kind, policies.name(kind), cost.calls, cost.ns, cost.overrides)
+                for kind, cost in costs.items()
+            ]
         return parts

@@ -113,13 +113,19 @@ class Ledger:
 
     def finish_rows(self, rows: IntArray) -> list[SequenceState]:
         """End many running sequences at once, as `finish` would; they ran to their end."""
-        ended = [self.cols.owner_of(row) for row in rows.tolist()]
-        for seq in ended:
-            self._vacate(seq, keep_tokens=False)
-            self._end(seq)
-            self.ended.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
-        self.cols.close_ranks()
-        return ended
+        cols, pool, sequences, told = self.cols, self.pool, self.sequences, self.ended
+        # Who ends here has sampled, so none of them is a prompt any more.
+        ended = cols.vacate_all(rows)
+        for seq, blocks in ended:
+            pool.release(blocks)
+            seq.published = 0
+            seq.move(Event.FINISH)
+            seq.tokens = None
+            del sequences[seq.id]
+            told.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
+        self.count.finished += len(ended)
+        self._views = None
+        return [seq for seq, _ in ended]
 
     def _end(self, seq: SequenceState) -> None:
         seq.move(Event.FINISH)
@@ -139,12 +145,13 @@ class Ledger:
         computed = seq.computed if seq.state is State.SWAPPED else len(hits) * self.block_size
         seq.published = len(hits)
         row = self.cols.enter(seq, hits + self.pool.take(blocks), computed, self.step)
-        # What comes back from the host with one token to go is a decode, not a prompt.
-        if seq.state is State.SWAPPED and seq.total - computed == 1:
-            self.cols.prompt[row] = False
-        else:
-            self.prompts += 1
-        self.swapped -= seq.state is State.SWAPPED
+        self.prompts += 1
+        if seq.state is State.SWAPPED:
+            self.swapped -= 1
+            # What comes back from the host with one token to go is a decode, not a prompt.
+            if seq.total - computed == 1:
+                self.cols.prompt[row] = False
+                self.prompts -= 1
         seq.move(Event.ADMIT)
         seq.admissions += 1
         seq.admitted_step = self.step
@@ -294,8 +301,10 @@ class Ledger:
 
 
 def _contents(spec: SequenceSpec) -> TokenArray | None:
-    """Prompt and emitted tokens in one array of their own, or None where only lengths count."""
+    """Prompt and emitted tokens in one array, or None where only lengths count."""
     if spec.prompt is None:
         return None
-    parts = [spec.prompt] if spec.emitted is None else [spec.prompt, spec.emitted]
-    return np.concatenate(parts).astype(np.int32, copy=False)
+    if spec.emitted is None or not len(spec.emitted):
+        # Nobody writes to it: tokens that are added are added to the row's own copy.
+        return spec.prompt.astype(np.int32, copy=False)
+    return np.concatenate((spec.prompt, spec.emitted)).astype(np.int32, copy=False)

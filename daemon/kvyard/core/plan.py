@@ -7,6 +7,7 @@ views of the core's own arrays, valid until the next call of the core; nobody el
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt

@@ -45,22 +45,31 @@ class SortedEntries:
     def add(self, entry: Entry) -> None:
         """Insert in order; keys and arrival numbers together are unique."""
         self._size += 1
-        if not self._buckets:
-            self._buckets.append([entry])
+        buckets = self._buckets
+        if not buckets:
+            buckets.append([entry])
             return
-        at = self._place(entry)
-        bucket = self._buckets[at]
-        insort(bucket, entry)
+        bucket, at = buckets[-1], len(buckets) - 1
+        if entry > bucket[-1]:  # who comes last mostly stands last
+            bucket.append(entry)
+        else:
+            at = self._place(entry)
+            bucket = buckets[at]
+            insort(bucket, entry)
         if len(bucket) > BUCKET:
             self._buckets[at : at + 1] = [bucket[: BUCKET // 2], bucket[BUCKET // 2 :]]
 
     def remove(self, entry: Entry) -> None:
         """Raises KeyError when it is not there."""
-        at = self._place(entry) if self._buckets else 0
-        bucket = self._buckets[at] if self._buckets else []
-        index = bisect_left(bucket, entry)
-        if index == len(bucket) or bucket[index][2] is not entry[2]:
+        if not self._buckets:
             raise KeyError(entry[2].id)
+        bucket, at, index = self._buckets[0], 0, 0
+        if bucket[0][2] is not entry[2]:  # who leaves mostly stood first
+            at = self._place(entry)
+            bucket = self._buckets[at]
+            index = bisect_left(bucket, entry)
+            if index == len(bucket) or bucket[index][2] is not entry[2]:
+                raise KeyError(entry[2].id)
         del bucket[index]
         self._size -= 1
         if not bucket:
@@ -107,10 +116,11 @@ class WaitingQueue:
 
     def settle(self) -> None:
         """Put those that arrived in their places. Whatever the key raises passes through, nothing lost."""
-        while self._fresh:
-            seq = next(iter(self._fresh))
+        fresh = self._fresh
+        while fresh:
+            seq = next(iter(fresh))
             self._join(seq, front=False)
-            del self._fresh[seq]
+            del fresh[seq]
 
     def requeue(self, seq: SequenceState, *, front: bool) -> None:
         """A sequence that ran waits again; a key overrules `front`."""

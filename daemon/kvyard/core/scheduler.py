@@ -212,16 +212,20 @@ class Scheduler:
             return Committed(plan.ids, [])
         self._check_open(plan)
         cols, state = self.ledger.cols, self._state
-        cols.computed[plan.slots] += plan.granted
-        rows, ids = plan.slots[plan.samples], plan.ids[plan.samples]
+        # Who samples has computed all its tokens, so what is computed is also its length.
+        rows, ids, total = plan.slots, plan.ids, plan.computed + plan.granted
+        cols.computed[rows] = total
+        samples = plan.samples
+        if not samples.all():
+            rows, ids, total = rows[samples], ids[samples], total[samples]
         self._end_prompts(rows)
-        total = cols.total[rows]
         if self.ledger.contents:
             cols.tokens[rows, total] = tokens
         total += 1
         cols.total[rows] = total
         for host in state.withdrawals.values():
-            self.ledger.host.release(host)
+            if host:
+                self.ledger.host.release(host)
         finished = self._finish_rows(rows, stop, total >= cols.limit[rows])
         self.ledger.count.decode_steps += state.decodes > 0
         self._close_step()
@@ -239,11 +243,9 @@ class Scheduler:
         if not over.any():
             return []
         stopped = stop[over].tolist()
-        finished: list[tuple[int, str]] = []
-        for seq, by_stop in zip(self.ledger.finish_rows(rows[over]), stopped, strict=True):
-            reason = "stop" if by_stop else "length"
-            finished.append((seq.id, reason))
-            self._journal.finished(seq, reason)
+        ended = self.ledger.finish_rows(rows[over])
+        finished = [(seq.id, "stop" if by_stop else "length") for seq, by_stop in zip(ended, stopped, strict=True)]
+        self._journal.ended(finished)
         return finished
 
     def abandon(self, plan: Plan) -> None:

@@ -1,9 +1,10 @@
 """How long a step takes, fitted on line: seconds = a + b * decodes + c * prompt tokens.
 
 Weighted least squares that forgets, so it follows a load whose contexts grow. The sums of products are kept and
-solved anew in every step, drawn towards the last weights: a load that does not vary (the same chunk in every
-step) says nothing of how the parts of a step's time divide, and then they stay as they were. The recursive form
-that keeps an inverse loses its footing on such a load. Three coefficients in plain Python cost microseconds.
+solved anew when somebody asks and every few steps, drawn towards the last weights: a load that does not vary (the
+same chunk in every step) says nothing of how the parts of a step's time divide, and then they stay as they were.
+The recursive form that keeps an inverse loses its footing on such a load. Three coefficients in plain Python cost
+microseconds.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ FORGET = 0.99
 PULL = 1.0
 """Weight of the last weights, in steps."""
 MIN_STEPS = 8
+SOLVE_EVERY = 16
+"""Steps after which the weights are made although nobody asked: what a varied load taught must not be forgotten
+while one that does not vary goes on."""
 COPY_WEIGHT = 0.2
 """Weight of the newest copy in the running mean of the time per block."""
 Vector = tuple[float, float, float]
@@ -25,9 +29,11 @@ class OnlineStepTime:
 
     def __init__(self) -> None:
         self._weights: Vector = (0.0, 0.0, 0.0)
-        self._products = [0.0] * 6
+        self._solved = True
+        """The weights are those of all steps so far; they are made when somebody asks."""
+        self._products = (0.0,) * 6
         """Forgetting sums of the products of inputs: 00, 01, 02, 11, 12, 22."""
-        self._targets = [0.0] * 3
+        self._targets: Vector = (0.0, 0.0, 0.0)
         """Forgetting sums of input times seconds."""
         self._steps = 0
         self._per_block = 0.0
@@ -36,6 +42,8 @@ class OnlineStepTime:
         """Expected duration of such a step; 0.0 before enough steps were seen."""
         if self._steps < MIN_STEPS:
             return 0.0
+        if not self._solved:
+            self._weights, self._solved = self._solve(), True
         a, b, c = self._weights
         _, x, y = self._inputs(decodes, prompt_tokens)
         return max(0.0, a + b * x + c * y)
@@ -49,13 +57,19 @@ class OnlineStepTime:
         if copied_blocks:
             self._observe_copy(seconds - self.seconds(decodes, prompt_tokens), copied_blocks)
             return  # what the copies took would be taken for work of the model
+        # Runs in every step, so it is written out: as comprehensions it takes three times as long.
         one, x, y = self._inputs(decodes, prompt_tokens)
-        products = (one, x, y, x * x, x * y, y * y)
-        self._products = [FORGET * old + new for old, new in zip(self._products, products, strict=True)]
-        targets = (seconds, x * seconds, y * seconds)
-        self._targets = [FORGET * old + new for old, new in zip(self._targets, targets, strict=True)]
-        self._weights = self._solve()
+        a, b, c, d, e, f = self._products
+        keep = FORGET
+        self._products = (
+            keep * a + one, keep * b + x, keep * c + y, keep * d + x * x, keep * e + x * y, keep * f + y * y,
+        )  # fmt: skip
+        u, v, w = self._targets
+        self._targets = (keep * u + seconds, keep * v + x * seconds, keep * w + y * seconds)
         self._steps += 1
+        self._solved = not self._steps % SOLVE_EVERY
+        if self._solved:
+            self._weights = self._solve()
 
     def _solve(self) -> Vector:
         """The weights that fit best, drawn towards the last ones; the matrix is positive definite."""

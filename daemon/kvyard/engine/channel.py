@@ -90,6 +90,8 @@ class Channel:
             if not data:
                 raise FrontGone
             messages += [decode_to_engine(message) for message in self._inbox.feed(data)]
+            if len(data) < READ:  # there was no more; what comes now is for the next step
+                return messages
 
     def wait(self, seconds: float | None) -> None:
         """Sleep until the front says something, the outbox can go on, or the time is up."""

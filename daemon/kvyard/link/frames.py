@@ -88,22 +88,29 @@ class Inbox:
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
         """Messages that `data` completes. Raises FrameError."""
-        buffer = self._buffer
-        buffer += data
+        # Mostly nothing is left over, and then the frames are cut from what came without a copy of the whole.
+        source: bytes | bytearray | memoryview = data
+        if self._buffer:
+            self._buffer += data
+            source = self._buffer
         messages: list[bytes] = []
-        at = 0
-        while len(buffer) - at >= HEADER.size:
-            length, flags = HEADER.unpack_from(buffer, at)
+        at, size, header, unpack = 0, len(source), HEADER.size, HEADER.unpack_from
+        while size - at >= header:
+            length, flags = unpack(source, at)
             if length > MAX_MESSAGE or flags > _MORE | _BULK:
                 raise FrameError(f"impossible frame header: {length} bytes, flags {flags}")
-            end = at + HEADER.size + length
-            if end > len(buffer):
+            end = at + header + length
+            if end > size:
                 break
-            message = self._accept(bytes(buffer[at + HEADER.size : end]), flags)
+            body = bytes(source[at + header : end])
+            message = self._accept(body, flags) if flags else body
             if message is not None:
                 messages.append(message)
             at = end
-        del buffer[:at]
+        if source is self._buffer:
+            del self._buffer[:at]
+        elif at < size:
+            self._buffer += memoryview(source)[at:]
         return messages
 
     def _accept(self, body: bytes, flags: int) -> bytes | None:
