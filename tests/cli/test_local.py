@@ -23,7 +23,7 @@ class TestConfig:
     def test_show_lists_every_setting(self, lonely: Cli) -> None:
         rows = lonely("config", "show", "--json").json
         assert [row["name"] for row in rows] == list(Settings.model_fields)
-        assert "origin" not in lonely("config", "show").out.lower()
+        assert "ORIGIN" not in lonely("config", "show").out
 
     def test_origins(self, lonely: Cli, tmp_path: Path) -> None:
         file = write(tmp_path / "k.toml", "port = 81\nmax_running = 7\n")
@@ -54,6 +54,49 @@ class TestConfig:
 
     def test_show_of_a_bad_configuration(self, lonely: Cli) -> None:
         assert lonely("config", "show", KVYARD_PORT="x").status == 6
+
+
+class TestKey:
+    """Making and listing API keys."""
+
+    def test_a_key_and_its_line(self, lonely: Cli) -> None:
+        made = lonely("key", "new", "ann", "--tenant", "blue", "--json").json
+        assert made["key"].startswith("kv-") and made["line"].startswith("ann:blue:sha256$") and made["file"] is None
+        assert made["key"] not in made["line"]
+        text = lonely("key", "new", "bob").out
+        assert "kv-" in text and "bob::sha256$" in text
+
+    def test_lines_are_added_to_a_private_file(self, lonely: Cli, tmp_path: Path) -> None:
+        file = tmp_path / "keys"
+        first = lonely("key", "new", "ann", "--file", str(file)).out
+        assert "sha256" not in first and str(file) in first
+        assert file.stat().st_mode & 0o777 == 0o600
+        file.write_text(file.read_text().rstrip())  # as an editor may leave it
+        lonely("key", "new", "bob", "--tenant", "t", "--file", str(file))
+        assert lonely("key", "list", str(file), "--json").json == [
+            {"name": "ann", "tenant": "ann"},
+            {"name": "bob", "tenant": "t"},
+        ]
+        again = lonely("key", "new", "ann", "--file", str(file))
+        assert again.status == 1 and "already" in again.err and again.out == ""
+        assert len(file.read_text().splitlines()) == 2
+
+    def test_what_cannot_be(self, lonely: Cli, tmp_path: Path) -> None:
+        assert lonely("key", "new", "a:b").status == 2
+        assert lonely("key", "list", str(tmp_path / "none")).status == 1
+        assert lonely("key", "new", "a", "--file", str(tmp_path / "no" / "k")).status == 1
+
+    def test_a_bad_file_is_a_bad_configuration(self, lonely: Cli, tmp_path: Path) -> None:
+        file = write(tmp_path / "k", "nonsense\n")
+        for words in (("config", "check"), ("serve",)):
+            done = lonely(*words, KVYARD_API_KEY_FILE=str(file))
+            assert done.status == 6 and "line 1" in done.err and "nonsense" not in done.err, done
+
+    def test_config_show_tells_the_path_alone(self, lonely: Cli, tmp_path: Path) -> None:
+        file = tmp_path / "keys"
+        secret = lonely("key", "new", "ann", "--file", str(file), "--json").json["key"]
+        shown = lonely("config", "show", "--json", KVYARD_API_KEY_FILE=str(file)).out
+        assert str(file) in shown and secret not in shown and "sha256$" not in shown
 
 
 class TestModel:

@@ -280,3 +280,30 @@ def test_describe_is_plain_json() -> None:
     by_name = {row["name"]: row for row in rows}
     assert by_name["socket"]["value"] == "/x/y" and by_name["kv_blocks"]["value"] == 5
     assert by_name["kv_blocks"]["default"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "kept"),
+    [
+        ("", ""),
+        ("*", "*"),
+        ("https://a.example, http://localhost:3000", "https://a.example,http://localhost:3000"),
+        ("http://[::1]:8080", "http://[::1]:8080"),
+    ],
+)
+def test_origins_are_taken_as_browsers_send_them(given: str, kept: str) -> None:
+    assert load_settings({"cors_origins": given}).cors_origins == kept
+
+
+def test_origins_may_be_a_list_in_a_file(tmp_path: Path) -> None:
+    path = tmp_path / "k.toml"
+    path.write_text('cors_origins = ["https://a.example", "https://b.example"]\n')
+    assert load_settings(config=path).cors_origins == "https://a.example,https://b.example"
+
+
+@pytest.mark.parametrize(
+    "wrong", ["a.example", "https://a.example/", "https://A.example", "https://a.example/path", "null"]
+)
+def test_what_is_no_origin_is_refused(wrong: str) -> None:
+    with pytest.raises(SettingsError, match="is no origin"):
+        load_settings({"cors_origins": wrong})

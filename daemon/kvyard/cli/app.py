@@ -30,6 +30,7 @@ MODULES: Final[dict[str, str]] = {
     "model": "model",
     "sim": "sim",
     "config": "config",
+    "key": "key",
     "doctor": "doctor",
 }
 """Command to the module of kvyard.cli that registers it."""

@@ -68,12 +68,16 @@ def check(
 
 
 def _problems() -> list[str]:
+    from kvyard.front.keys import KeyFileError, KeyRing
     from kvyard.front.settings import SettingsError, load_settings
 
     try:
-        load_settings()
+        settings = load_settings()
+        KeyRing(settings.api_key_file)
     except SettingsError as error:
         return error.problems
+    except KeyFileError as error:
+        return [str(error)]
     return []
 
 

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import structlog
 
 from kvyard import __version__
@@ -15,6 +16,7 @@ from kvyard.control.schema import PolicyListing, RequestPage, Status, SwapResult
 from kvyard.front.decisions import DecisionLog
 from kvyard.front.engine_child import EngineDeath
 from kvyard.front.events import EventLog, Feed
+from kvyard.front.keys import KeyFileError, KeyRing
 from kvyard.front.metrics import Metrics
 from kvyard.front.one_shot import run_one
 from kvyard.front.operations import GenerateCall, OperationError, Who
@@ -22,7 +24,7 @@ from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.policy_listing import describe_installed, listing
 from kvyard.front.quarantine import Quarantine, state_file
 from kvyard.front.serving import Serving
-from kvyard.front.settings import Settings, SettingsError, compare
+from kvyard.front.settings import Difference, Settings, SettingsError, compare
 from kvyard.front.status import Sources, build_status, placeholder_policies, request_page
 from kvyard.front.supervisor import Patience, Supervisor
 from kvyard.front.text.support import TextSupport
@@ -59,7 +61,8 @@ class Served:
 class Daemon:
     """Implements `Operations` for the control server and `EngineHandler` for the supervisor."""
 
-    def __init__(self, settings: Settings, model: Served, address: str) -> None:
+    def __init__(self, settings: Settings, model: Served, address: str, keys: KeyRing) -> None:
+        self.keys = keys
         self.settings = settings
         """In force: what a reload changed is in here, what needs a restart too."""
         self._started_with = settings
@@ -146,15 +149,17 @@ class Daemon:
         """SIGHUP: take over the live settings that changed, name those that need a restart."""
         try:
             new = reread()
-        except SettingsError as error:
+            self.keys.load(new.api_key_file)
+        except (SettingsError, KeyFileError) as error:
             self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
-            log.error("config.refused", problems=error.problems)
+            log.error("config.refused", problems=str(error).splitlines())
             return
-        difference = compare(self.settings, new)
+        difference = self._possible(compare(self.settings, new), new)
         self.settings = self._sources.settings = new
         self.serving.max_waiting = new.max_waiting
         self.serving.max_waiting_tokens = new.max_waiting_tokens
         configure(new.log_level, new.log_format)
+        self._apply_places()
         self.log.add(
             "reload",
             f"in force now: {', '.join(difference.live) or 'nothing new'}"
@@ -162,7 +167,24 @@ class Daemon:
             live=difference.live,
             restart=difference.restart,
         )
-        log.info("config.reloaded", live=difference.live, needs_restart=difference.restart)
+        log.info("config.reloaded", live=difference.live, needs_restart=difference.restart, api_keys=len(self.keys))
+
+    def _possible(self, wanted: Difference, new: Settings) -> Difference:
+        # The engine's columns are as long as it was started with.
+        if "max_running" in wanted.live and new.max_running > self._started_with.max_running:
+            return Difference([n for n in wanted.live if n != "max_running"], [*wanted.restart, "max_running"])
+        return wanted
+
+    def _apply_places(self) -> None:
+        """Tell the engine how many may run at once. One that is not there is told when it is."""
+        places = min(self.settings.max_running, self._started_with.max_running)
+
+        def done(reply: Reply) -> None:
+            if reply.error is None and self.serving.info is not None:
+                self.serving.info = msgspec.structs.replace(self.serving.info, max_running=places)
+                self.metrics.places(places)
+
+        self.serving.control("places", {"max_running": places}, done)
 
     def _start_message(self) -> Start:
         # A crash is no restart: what a reload left for one must not slip in with the next engine.
@@ -179,6 +201,7 @@ class Daemon:
             max_step_tokens=s.max_step_tokens,
             max_model_len=s.max_model_len,
             prefix_cache=s.prefix_cache,
+            prefix_cache_isolation=s.prefix_cache_isolation,
             swap_blocks=s.swap_blocks,
             discipline=self.desk.in_charge.discipline or s.discipline,
             policies=self.desk.in_charge.parts(),
@@ -219,6 +242,8 @@ class Daemon:
         self.serving.engine_up(info)
         if self._paused:
             self.serving.control("pause", {}, lambda reply: None)
+        if self.settings.max_running < info.max_running:
+            self._apply_places()
         self._refresh_policies()
         self.log.add("engine", f"the engine serves on {info.device}", pid=info.pid, kv_blocks=info.kv_blocks)
         if not self.first_ready.done():

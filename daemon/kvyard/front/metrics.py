@@ -33,8 +33,9 @@ OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-vict
 EJECTION_CODES: Final = (*CODES, "other")
 REFUSAL_CODES: Final = (
     "queue_full", "context_length_exceeded", "empty_prompt", "bad_request", "not_supported", "too_many_sequences",
-    "starting", "draining", "other",
+    "starting", "draining", "invalid_api_key", "other",
 )  # fmt: skip
+CUTS: Final = ("buffer", "stalled")
 PARTS: Final = ("inbox", "schedule", "model", "sample", "outputs", "gap")
 
 TTFT_BOUNDS: Final = (
@@ -145,6 +146,11 @@ class Metrics:
         self.stats.engine(info)
 
     @_contained
+    def places(self, max_running: int) -> None:
+        """So many sequences may run at once from now on."""
+        self._limits["running"].value = max_running
+
+    @_contained
     def step(self, record: StepRecord) -> None:
         """A step record."""
         stats = self.stats
@@ -233,6 +239,11 @@ class Metrics:
         self.stats.refused += 1
 
     @_contained
+    def cut(self, reason: str) -> None:
+        """A client that did not read was cut off for a reason of CUTS."""
+        self._cut[reason].inc()
+
+    @_contained
     def ejected(self, policy: str, code: str) -> None:
         """A policy (`kind/name`) was put out."""
         kind = policy.partition("/")[0]
@@ -306,6 +317,14 @@ class Metrics:
         )
         self._refused = s.values(
             "kvyard_requests_refused_total", "counter", "Requests not accepted, by code.", "code", REFUSAL_CODES
+        )
+        self._cut = s.values(
+            "kvyard_clients_cut_total",
+            "counter",
+            "Clients cut off because they did not read.",
+            "reason",
+            CUTS,
+            fallback="stalled",
         )
         self._prompt_tokens = s.value("kvyard_prompt_tokens_total", "counter", "Prompt tokens of ended requests.")
         self._output_tokens = s.value("kvyard_output_tokens_total", "counter", "Output tokens.")

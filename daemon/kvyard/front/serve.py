@@ -28,6 +28,7 @@ from kvyard.front.daemon import Daemon, EngineRefused, Served
 from kvyard.front.http.app import create_app
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.http_server import HttpServer, ListenError, address_of, bind
+from kvyard.front.keys import KeyFileError, KeyRing
 from kvyard.front.models import ModelError, ModelNotFound, ModelRef, resolve_or_pull
 from kvyard.front.models.inspect import inspect
 from kvyard.front.notify import Notifier
@@ -49,17 +50,18 @@ def serve(settings: Settings, reread: Callable[[], Settings]) -> int:
     """Run the daemon in the foreground; the exit status. `reread` makes the settings anew on SIGHUP."""
     configure(settings.log_level, settings.log_format)
     try:
+        keys = KeyRing(settings.api_key_file)
         model = resolve_or_pull(settings.model, settings.model_dir)
         listening = bind(settings.host, settings.port)
         control = ControlServer(settings.socket, __version__, settings.operator_group)
     except ModelNotFound as error:
         _refuse(str(error), error.hint)
         return NOT_INSTALLED
-    except (ModelError, ListenError, SocketError) as error:
+    except (KeyFileError, ModelError, ListenError, SocketError) as error:
         return _refuse(str(error), getattr(error, "hint", ""))
     print(f"kvyard loads {model.id} ({model.path})", flush=True)  # noqa: T201 - seconds pass before it is ready
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        status = runner.run(_run(settings, reread, model, listening, control))
+        status = runner.run(_run(settings, reread, keys, model, listening, control))
     if status == OK:
         print("kvyard has stopped", flush=True)  # noqa: T201 - a drain is over when this is read
     return status
@@ -94,6 +96,7 @@ class _Stop:
 async def _run(
     settings: Settings,
     reread: Callable[[], Settings],
+    keys: KeyRing,
     model: ModelRef,
     listening: socket.socket,
     control: ControlServer,
@@ -104,7 +107,7 @@ async def _run(
         loop.add_signal_handler(number, stop.ask)
     address = address_of(listening)
     served = Served(settings.served_model_name or model.id, str(model.path), await asyncio.to_thread(_family, model))
-    daemon = Daemon(settings, served, address)
+    daemon = Daemon(settings, served, address, keys)
     daemon.stop_asked = stop.drain.set
     loop.add_signal_handler(signal.SIGHUP, daemon.reload, reread)
     daemon.start()
@@ -118,8 +121,10 @@ async def _run(
     app = create_app(
         daemon.serving,
         text,
-        settings=HttpSettings(model_id=served.id, created=int(time.time())),
+        settings=_http_settings(settings, served.id),
         render_metrics=daemon.metrics.render,
+        observer=daemon.metrics,
+        keys=keys,
     )
     http = HttpServer(app, listening)
     await control.start(daemon)
@@ -138,6 +143,15 @@ async def _run(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         text.close()
+
+
+def _http_settings(settings: Settings, model_id: str) -> HttpSettings:
+    return HttpSettings(
+        model_id=model_id,
+        created=int(time.time()),
+        cors_origins=tuple(filter(None, settings.cors_origins.split(","))),
+        most_unsent=settings.client_buffer_kib << 10,
+    )
 
 
 async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str, notifier: Notifier) -> int:

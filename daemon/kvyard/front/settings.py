@@ -8,13 +8,14 @@ so no reader ever sees half a change.
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
-from pydantic import BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
+from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, ValidationError, field_validator
 from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
@@ -24,6 +25,7 @@ Change = Literal["live", "restart"]
 PREFIX = "KVYARD_"
 OTHER_VARIABLES = {"KVYARD_CONFIG", "KVYARD_TRACEBACK"}
 """Variables with the prefix that are no settings."""
+_ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux, without the final NUL."""
 
@@ -49,11 +51,27 @@ def _expanded(value: object) -> object:
     return Path(value).expanduser() if isinstance(value, str | Path) else value
 
 
+def _joined(value: object) -> object:
+    return ",".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _origins(value: str) -> str:
+    """Origins as browsers send them, so that a comparison of texts is enough."""
+    origins = [origin.strip() for origin in value.split(",") if origin.strip()]
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{origin!r} is no origin; one looks like https://chat.example.org or http://localhost:3000"
+            )
+    return ",".join(origins)
+
+
 Count = Annotated[int, Field(ge=1)]
 OptionalCount = Annotated[Count | None, BeforeValidator(_or_none)]
 OptionalText = Annotated[str | None, BeforeValidator(_or_none)]
 UserPath = Annotated[Path, BeforeValidator(_expanded)]
 OptionalPath = Annotated[Path | None, BeforeValidator(_expanded), BeforeValidator(_or_none)]
+Origins = Annotated[str, BeforeValidator(_joined), AfterValidator(_origins)]
 
 
 class Settings(BaseSettings):
@@ -72,6 +90,15 @@ class Settings(BaseSettings):
     )
     host: str = _setting("127.0.0.1", "Address that the HTTP API listens on.", min_length=1)
     port: int = _setting(8000, "TCP port of the HTTP API; 0 takes a free one.", ge=0, le=65535)
+    api_key_file: OptionalPath = _setting(
+        None, "File of API keys, one hash a line (`kvyard key new`); without one everybody may use the API.", "live"
+    )
+    cors_origins: Origins = _setting(
+        "", "Origins, separated by commas, whose pages may call the API from a browser; * is all, empty is none."
+    )
+    client_buffer_kib: int = _setting(
+        4096, "A client that is more than this behind its stream is cut off, in KiB.", ge=64, le=1 << 20
+    )
     socket: UserPath = Field(
         default_factory=default_socket,
         description="Control socket; by default $XDG_RUNTIME_DIR/kvyard/kvyard.sock, for root "
@@ -90,7 +117,12 @@ class Settings(BaseSettings):
     )
     kv_blocks: OptionalCount = _setting(None, "Blocks of the KV pool; auto sizes it from free memory.")
     block_size: int = _setting(16, "Tokens per KV block.", ge=1, le=1024)
-    max_running: Count = _setting(256, "Most sequences that run at once.")
+    max_running: Count = _setting(
+        256,
+        "Most sequences that run at once. Live up to its value at the start; after lowering it what runs goes on, and "
+        "nobody comes in until fewer run.",
+        "live",
+    )
     max_step_tokens: Count = _setting(512, "Token budget of a step, decodes and prompt chunks together.")
     max_model_len: Annotated[Annotated[int, Field(ge=2)] | None, BeforeValidator(_or_none)] = _setting(
         None, "Most tokens of a sequence, prompt and output; auto takes the model's own limit."
@@ -98,6 +130,10 @@ class Settings(BaseSettings):
     max_waiting: Count = _setting(2048, "Sequences that may wait; more are refused with 429.", "live")
     max_waiting_tokens: Count = _setting(4_000_000, "Prompt tokens that may wait; more are refused with 429.", "live")
     prefix_cache: bool = _setting(False, "Reuse the KV of prompts that begin alike.")
+    prefix_cache_isolation: Literal["none", "tenant"] = _setting(
+        "tenant",
+        "Who shares prefixes: the requests of one tenant, or (none) all. A request's cache_salt separates in both.",
+    )
     swap_blocks: int = _setting(0, "Blocks of the host pool for preemption by swap; 0 is always recompute.", ge=0)
     discipline: str = _setting("kvyard", "Discipline in charge at the start; see `kvyard policy list`.", min_length=1)
     step_timeout_s: float = _setting(

@@ -17,6 +17,7 @@ import uvicorn
 from kvyard.front.http.app import create_app
 from kvyard.front.http.protocol import KEEP_ALIVE_S, ConnectionProtocol
 from kvyard.front.http.settings import HttpSettings
+from kvyard.front.keys import KeyRing
 from kvyard.front.service import Job
 from kvyard.front.text.support import TextSupport
 
@@ -28,11 +29,28 @@ PATIENCE = 4.0
 """Factor on every time limit of the fault cases: they assume an idle machine, and tests run beside each other."""
 
 
+class Seen:
+    """What the API tells its observer."""
+
+    def __init__(self) -> None:
+        self.refusals: list[str] = []
+        self.cuts: list[str] = []
+
+    def refused(self, code: str) -> None:
+        self.refusals.append(code)
+
+    def cut(self, reason: str) -> None:
+        self.cuts.append(reason)
+
+
 class Served:
     """A running server: its service, its clients, its address."""
 
-    def __init__(self, service: ScriptedService, text: TextSupport, port: int, server: uvicorn.Server) -> None:
+    def __init__(
+        self, service: ScriptedService, text: TextSupport, port: int, server: uvicorn.Server, observer: Seen
+    ) -> None:
         self.service = service
+        self.observer = observer
         self._server = server
         self.text = text
         self.port = port
@@ -93,14 +111,18 @@ def serve(support: TextSupport) -> Serve:
         text: TextSupport = support,
         settings: HttpSettings | None = None,
         write_buffer: int | None = None,
+        keys: KeyRing | None = None,
         **service_fields: Any,  # noqa: ANN401 - fields of ScriptedService
     ) -> AsyncIterator[Served]:
         service = ScriptedService(_script(script, text), **service_fields)
+        observer = Seen()
         app = create_app(
             service,
             text,
             settings=settings or HttpSettings(MODEL, created=1_700_000_000),
             render_metrics=lambda: b"# HELP kvyard_up 1 while the front lives.\nkvyard_up 1\n",
+            observer=observer,
+            keys=keys,
             version="9.9.9",
         )
         listening = socket.create_server(("127.0.0.1", 0))
@@ -119,7 +141,7 @@ def serve(support: TextSupport) -> Serve:
             )
         )
         task = asyncio.create_task(server._serve([listening]))
-        served = Served(service, text, listening.getsockname()[1], server)
+        served = Served(service, text, listening.getsockname()[1], server, observer)
         try:
             yield served
         finally:

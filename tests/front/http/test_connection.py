@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 
 import pytest
 from kvyard.front.http.connection import EXTENSION, StallGuard, WatchedSend, handle_of, while_connected
@@ -102,66 +101,113 @@ async def test_cancelling_from_outside_ends_both() -> None:
     await none_left(before)
 
 
+class Connection:
+    """A handle whose bytes are moved by hand."""
+
+    def __init__(self) -> None:
+        self.unsent = 0
+        self.taken = 0
+        self.lost = False
+        self.aborted = False
+
+    def allow_unsent(self, size: int) -> None:
+        pass
+
+    def abort(self) -> None:
+        self.aborted = self.lost = True
+
+    def close_after_response(self) -> None:
+        pass
+
+
+def part(more: bool = True) -> Message:
+    return {"type": "http.response.body", "body": b"x", "more_body": more}
+
+
 async def test_a_watched_send_knows_how_far_the_response_is() -> None:
     client = Client()
-    send = WatchedSend(client.send, lambda: None)
-    assert (send.started, send.ended, send.waiting_since) == (False, False, None)
+    send = WatchedSend(client.send, None, 10, lambda: None)
+    assert (send.started, send.ended) == (False, False)
     await send({"type": "http.response.start", "status": 200, "headers": []})
     assert (send.started, send.ended) == (True, False)
-    await send({"type": "http.response.body", "body": b"a", "more_body": True})
+    await send(part())
     assert not send.ended
     client.reads.clear()
-    last = asyncio.create_task(send({"type": "http.response.body", "body": b"b"}))
+    last = asyncio.create_task(send(part(more=False)))
     await asyncio.sleep(0.001)
-    assert send.waiting_since is not None
     client.reads.set()
     await last
     assert send.ended
-    assert send.waiting_since is None
 
 
-def blocked(cut: Callable[[], None]) -> tuple[WatchedSend, asyncio.Task[None]]:
-    client = Client()
-    client.reads.clear()
-    send = WatchedSend(client.send, cut)
-    return send, asyncio.create_task(send({"type": "http.response.body", "body": b"x", "more_body": True}))
+@pytest.mark.parametrize(("unsent", "cut"), [(0, 0), (10, 0), (11, 1)])
+async def test_a_client_is_given_up_above_the_limit_and_not_at_it(unsent: int, cut: int) -> None:
+    connection, cuts = Connection(), []
+    connection.unsent = unsent
+    send = WatchedSend(Client().send, connection, 10, lambda: cuts.append("cut"))
+    await send(part())
+    assert len(cuts) == cut
 
 
-async def test_a_stalled_send_is_cut_once_and_others_are_not() -> None:
-    guard, cuts = StallGuard(0.05), []
-    stuck, task = blocked(lambda: cuts.append("stuck"))
-    fine = WatchedSend(Client().send, lambda: cuts.append("fine"))
-    guard.watch(stuck)
-    guard.watch(fine)
-    async with asyncio.timeout(2):
-        while not cuts:
-            await fine({"type": "http.response.body", "body": b"y", "more_body": True})
-            await asyncio.sleep(0.005)
-    await asyncio.sleep(0.1)
-    assert cuts == ["stuck"]
-    task.cancel()
-
-
-async def test_a_forgotten_send_is_not_cut() -> None:
-    guard, cuts = StallGuard(0.02), []
-    send, task = blocked(lambda: cuts.append("cut"))
-    guard.watch(send)
-    guard.forget(send)
-    await asyncio.sleep(0.1)
+async def test_what_leaves_within_a_turn_of_the_loop_is_not_behind() -> None:
+    connection, cuts = Connection(), []
+    connection.unsent = 1000
+    asyncio.get_running_loop().call_soon(setattr, connection, "unsent", 0)
+    await WatchedSend(Client().send, connection, 10, lambda: cuts.append("cut"))(part())
     assert cuts == []
-    task.cancel()
 
 
-async def test_no_timer_runs_while_nobody_is_watched() -> None:
-    guard = StallGuard(0.02)
-    send = WatchedSend(Client().send, lambda: None)
-    guard.watch(send)
+async def test_a_stalled_client_is_cut_once_and_others_are_not() -> None:
+    cuts: list[str] = []
+    guard = StallGuard(0.05, cuts.append)
+    stuck, slow, idle = Connection(), Connection(), Connection()
+    stuck.unsent = slow.unsent = 100
+    for connection in (stuck, slow, idle):
+        guard.enter(connection)
+    async with asyncio.timeout(2):
+        while not stuck.aborted:
+            slow.taken += 1  # and ever more waits for it: it reads, only slowly
+            slow.unsent += 10
+            await asyncio.sleep(0.005)
+    assert (cuts, idle.aborted) == (["stalled"], False)
+
+
+async def test_what_a_served_request_left_unsent_stays_under_watch() -> None:
+    cuts: list[str] = []
+    guard, connection = StallGuard(0.05, cuts.append), Connection()
+    connection.unsent = 100
+    guard.enter(connection)
+    guard.leave(connection)
+    await asyncio.sleep(0.2)
+    assert (cuts, connection.aborted) == (["stalled"], True)
+
+
+@pytest.mark.parametrize("lost", [False, True])
+async def test_no_timer_runs_while_nobody_is_watched(lost: bool) -> None:
+    guard, connection = StallGuard(0.02), Connection()
+    guard.enter(connection)
     assert guard.armed
-    guard.forget(send)
+    if lost:
+        connection.lost = True
+    else:
+        guard.leave(connection)
     await asyncio.sleep(0.05)
     assert not guard.armed
-    guard.watch(send)
+    assert not connection.aborted
+    guard.enter(connection)
     assert guard.armed
+
+
+async def test_two_requests_of_one_connection_are_both_waited_for() -> None:
+    guard, connection = StallGuard(0.02), Connection()
+    guard.enter(connection)
+    guard.enter(connection)
+    guard.leave(connection)
+    await asyncio.sleep(0.05)
+    assert guard.armed
+    guard.leave(connection)
+    await asyncio.sleep(0.05)
+    assert not guard.armed
 
 
 async def test_a_server_without_handles_is_no_error() -> None:

@@ -6,11 +6,13 @@ import random
 import time
 from collections.abc import Callable
 from http import HTTPStatus
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -18,8 +20,9 @@ from starlette.routing import Route
 import kvyard
 from kvyard.front.http import chat, completions
 from kvyard.front.http.answers import Detokenized, Health, Model, ModelList, Readiness, Tokenized, Version
+from kvyard.front.http.authentication import Authentication
 from kvyard.front.http.body import BodyDecoder, read_body
-from kvyard.front.http.connection import StallGuard
+from kvyard.front.http.connection import StallGuard, Watching
 from kvyard.front.http.context import Context
 from kvyard.front.http.conversation import prompt_text
 from kvyard.front.http.endpoint import GenerationEndpoint
@@ -27,12 +30,36 @@ from kvyard.front.http.errors import JSON, ApiError, error_response, invalid
 from kvyard.front.http.openapi import openapi_document
 from kvyard.front.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvyard.front.http.settings import HttpSettings
+from kvyard.front.keys import KeyRing
 from kvyard.front.service import Service
 from kvyard.front.text.support import PromptTooLong, TextSupport
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 _MOST_TOKENIZED: Final = 1 << 15
 """Tokens that /tokenize counts at most, where the model's window is smaller."""
+
+
+class Observer(Protocol):
+    """Who counts what happens here outside the serving side."""
+
+    def refused(self, code: str) -> None:
+        """A request was not accepted."""
+        ...
+
+    def cut(self, reason: str) -> None:
+        """A client was cut off."""
+        ...
+
+
+class _Nobody:
+    def refused(self, code: str) -> None:
+        pass
+
+    def cut(self, reason: str) -> None:
+        pass
+
+
+_NOBODY: Final = _Nobody()
 
 ABSENT: Final[dict[str, str]] = {
     "/v1/responses": "the responses API is",
@@ -51,14 +78,19 @@ def create_app(
     *,
     settings: HttpSettings,
     render_metrics: Callable[[], bytes],
+    observer: Observer = _NOBODY,
+    keys: KeyRing | None = None,
     version: str = kvyard.__version__,
     clock: Callable[[], float] = time.monotonic,
     wall_clock: Callable[[], float] = time.time,
     entropy: random.Random | None = None,
 ) -> Starlette:
-    """The application. `clock` is CLOCK_MONOTONIC, as in `Job.deadline`; `entropy` gives ids and seeds."""
+    """The application. `clock` is CLOCK_MONOTONIC, as in `Job.deadline`; `entropy` gives ids and seeds.
+
+    `keys` may change while it runs; without them, or with none in force, everybody may use the API.
+    """
     context = Context(service, text, settings.model_id, clock, wall_clock, entropy or random.SystemRandom())
-    stalls = StallGuard(settings.stall_timeout_s)
+    stalls = StallGuard(settings.stall_timeout_s, observer.cut)
     small = _SmallEndpoints(context, settings, render_metrics, version)
     completion = GenerationEndpoint(
         CompletionRequest,
@@ -86,8 +118,29 @@ def create_app(
         Route("/openapi.json", small.openapi),
         *(Route(path, small.absent, methods=["POST"]) for path in ABSENT),
     ]
-    handlers: dict[Any, Any] = {HTTPException: _http_error, ApiError: _api_error, ClientDisconnect: _client_gone}
-    return Starlette(routes=routes, exception_handlers=handlers)
+    handlers: dict[Any, Any] = {
+        HTTPException: _http_error,
+        ApiError: _api_error,
+        ClientDisconnect: _client_gone,
+        Exception: _internal_error,
+    }
+    layers = _layers(settings, stalls, keys or KeyRing(), observer)
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=layers)
+
+
+def _layers(settings: HttpSettings, stalls: StallGuard, keys: KeyRing, observer: Observer) -> list[Middleware]:
+    """From the outside in: a browser's preflight carries no key, and must see why one is missing."""
+    layers = [Middleware(Watching, stalls)]
+    if settings.cors_origins:
+        cors = Middleware(
+            CORSMiddleware,
+            allow_origins=settings.cors_origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["*"],
+            expose_headers=["retry-after", "www-authenticate", "x-request-id", "x-should-retry"],
+        )
+        layers.append(cors)
+    return [*layers, Middleware(Authentication, keys, observer.refused)]
 
 
 class _SmallEndpoints:
@@ -191,6 +244,10 @@ def _json(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | No
 
 async def _api_error(_: Request, error: ApiError) -> Response:
     return error_response(error)
+
+
+async def _internal_error(_: Request, __: Exception) -> Response:
+    return error_response(ApiError(500, "An internal error ended the request.", code="internal_error"))
 
 
 async def _client_gone(_: Request, __: ClientDisconnect) -> Response:

@@ -12,6 +12,7 @@ from starlette.datastructures import Headers
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive, Scope, Send
 
+from kvyard.front.http.authentication import tenant_of
 from kvyard.front.http.body import BodyDecoder, read_body
 from kvyard.front.http.connection import StallGuard, WatchedSend, handle_of, while_connected
 from kvyard.front.http.context import Context
@@ -71,6 +72,8 @@ class GenerationEndpoint(Generic[R]):
             body = await read_body(scope, receive, self._settings.max_body_bytes)
             request = self._decoder.decode(body, own)
             del body
+            if (tenant := tenant_of(scope)) is not None:
+                request.user = tenant  # what a client says of itself counts only where there are no keys
             await while_connected(receive, serving.run(request), serving.cancel)
         except ClientDisconnect:
             return
@@ -92,6 +95,11 @@ class GenerationEndpoint(Generic[R]):
         return run, self._make_format(order, self._context.text.tokenizer)
 
     @property
+    def most_unsent(self) -> int:
+        """Bytes of a stream that may wait for their reader."""
+        return self._settings.most_unsent
+
+    @property
     def stalls(self) -> StallGuard:
         """Who watches for clients that do not read."""
         return self._stalls
@@ -107,7 +115,8 @@ class _Serving(Generic[R]):
         self._own = own
         self._headers = headers
         self._scope = scope
-        self._send = WatchedSend(send, self._cut)
+        self._handle = handle_of(scope)
+        self._send = WatchedSend(send, self._handle, endpoint.most_unsent, self._cut)
         self._run: Run | None = None
 
     def cancel(self) -> None:
@@ -118,14 +127,14 @@ class _Serving(Generic[R]):
     async def run(self, request: R) -> None:
         """Serve it. Raises ApiError while nothing has been sent."""
         self._run, form = await self._endpoint.prepare(request, self._own)
-        self._endpoint.stalls.watch(self._send)
         try:
             if self._run.order.shown.stream:
+                if self._handle is not None:
+                    self._handle.allow_unsent(self._endpoint.most_unsent)
                 await send_stream(self._run, form, self._headers, self._scope, self._send)
             else:
                 await send_whole(self._run, form, self._headers, self._send)
         finally:
-            self._endpoint.stalls.forget(self._send)
             self._run.cancel()  # whatever way this ends, nothing runs on for nobody
 
     async def farewell(self) -> None:
@@ -139,6 +148,5 @@ class _Serving(Generic[R]):
 
     def _cut(self) -> None:
         self.cancel()
-        handle = handle_of(self._scope)
-        if handle is not None:
-            handle.abort()
+        if self._handle is not None:
+            self._endpoint.stalls.cut(self._handle, "buffer")

@@ -79,7 +79,8 @@ def error_body(error: ApiError) -> bytes:
     return msgspec.json.encode(ErrorResponse(ErrorDetail(error.message, kind, error.param, error.code)))
 
 
-_TYPES: Final = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
+_TYPES: Final = {403: "permission_error", 429: "rate_limit_error"}
+"""By status; OpenAI calls a wrong key an invalid request, too."""
 
 
 def error_response(error: ApiError) -> Response:

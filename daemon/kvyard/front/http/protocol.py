@@ -1,28 +1,70 @@
-"""uvicorn's HTTP protocol, with a handle on each request's connection that ASGI itself does not give."""
+"""uvicorn's HTTP protocol, with a handle on each request's connection that ASGI itself does not give.
+
+What is no HTTP at all is answered here, in the shape of all errors, because no application ever sees it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from typing import Any, Final
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+import structlog
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from kvyard.front.http.connection import EXTENSION
+from kvyard.front.http.errors import JSON, ApiError, error_body, invalid
 
 KEEP_ALIVE_S: Final = 75
 """Longer than clients and proxies keep idle connections, so that it is they who close them, without a race."""
+MOST_HEAD_BYTES: Final = 64 << 10
+"""Of a request's line and headers together."""
+
+log = structlog.get_logger()
+# Its warnings are about requests that are answered with an error here, or advice on installing packages.
+logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
+
+
+class _Counting:
+    """A transport that counts what is written to it."""
+
+    __slots__ = ("_transport", "written")
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        self._transport = transport
+        self.written = 0
+
+    def write(self, data: bytes) -> None:
+        self.written += len(data)
+        self._transport.write(data)
+
+    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the transport has
+        return getattr(self._transport, name)
 
 
 class _Handle:
     """`ConnectionHandle` of one connection."""
 
-    __slots__ = ("_protocol",)
+    __slots__ = ("_protocol", "_transport", "lost")
 
-    def __init__(self, protocol: HttpToolsProtocol) -> None:
+    def __init__(self, protocol: HttpToolsProtocol, transport: _Counting) -> None:
         self._protocol = protocol
+        self._transport = transport
+        self.lost = False
+
+    @property
+    def unsent(self) -> int:
+        return 0 if self.lost else int(self._transport.get_write_buffer_size())
+
+    @property
+    def taken(self) -> int:
+        return self._transport.written - self.unsent
+
+    def allow_unsent(self, size: int) -> None:
+        self._transport.set_write_buffer_limits(high=size)
 
     def abort(self) -> None:
-        self._protocol.transport.abort()
+        self._transport.abort()
 
     def close_after_response(self) -> None:
         self._protocol.cycle.keep_alive = False
@@ -32,9 +74,49 @@ class ConnectionProtocol(HttpToolsProtocol):
     """uvicorn's protocol, whose scopes carry a `ConnectionHandle`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its parent has it
-        super().connection_made(transport)
-        self._extensions: dict[str, Any] = {EXTENSION: _Handle(self)}
+        counting = _Counting(transport)
+        super().connection_made(counting)  # type: ignore[arg-type] # all of a transport that is used
+        self._handle = _Handle(self, counting)
+        self._extensions: dict[str, Any] = {EXTENSION: self._handle}
+        self._head_bytes = 0
+        """Received since the last message ended."""
+        self._in_head = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._handle.lost = True
+
+    def data_received(self, data: bytes) -> None:
+        # The parser keeps an unfinished line for as long as it grows.
+        self._head_bytes += len(data)
+        super().data_received(data)
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
+            what = f"A request's line and headers have at most {MOST_HEAD_BYTES} bytes together."
+            self._refuse(ApiError(431, what, code="headers_too_large"))
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
+
+    def on_headers_complete(self) -> None:
+        self._in_head = False
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._head_bytes, self._in_head = 0, True
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP. A response under way is not broken into: the connection just ends."""
+        self._refuse(invalid("This is not a valid HTTP request.", code="invalid_http"))
+
+    def _refuse(self, error: ApiError) -> None:
+        log.info("http.invalid", code=error.code, client=self.client[0] if self.client else None)
+        if self.cycle is None or self.cycle.response_complete:
+            body = error_body(error)
+            head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (JSON.encode(), len(body))
+            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self.transport.close()
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """An upgrade that is not offered is ignored, as HTTP wants it."""
