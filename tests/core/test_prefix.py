@@ -144,6 +144,31 @@ def test_prefix_05_hits_are_looked_up_when_it_comes_in() -> None:
     assert int(log.plan.computed[list(log.scheduled).index(3)]) == 16
 
 
+@pytest.mark.parametrize(
+    ("isolate", "other", "cached"),
+    [
+        (True, {"tenant": "a"}, 48),
+        (True, {"tenant": "b"}, 0),
+        (True, {"tenant": "a", "cache_salt": "x"}, 0),
+        (False, {"tenant": "b"}, 48),
+        (False, {}, 48),
+        (False, {"tenant": "a", "cache_salt": "x"}, 0),
+        (False, {"tenant": "b", "cache_salt": "x"}, 0),
+    ],
+)
+def test_who_shares_a_prefix(isolate: bool, other: dict[str, str], cached: int) -> None:
+    target = scheduler(isolate_tenants=isolate)
+    assert cached_of(target, id=1, tokens=range(50), tenant="a") == 0
+    assert cached_of(target, id=2, tokens=range(50), **other) == cached
+
+
+def test_a_salt_is_shared_over_tenants_only_without_isolation() -> None:
+    for isolate, cached in ((True, 0), (False, 48)):
+        target = scheduler(isolate_tenants=isolate)
+        assert cached_of(target, id=1, tokens=range(50), tenant="a", cache_salt="x") == 0
+        assert cached_of(target, id=2, tokens=range(50), tenant="b", cache_salt="x") == cached
+
+
 def test_prefix_12_generated_tokens_are_cached_under_what_they_are() -> None:
     target = scheduler()
     target.add(spec(1, tokens=range(15), max_new=3))

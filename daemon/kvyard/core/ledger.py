@@ -80,7 +80,7 @@ class Ledger:
         seq.view = View(self, seq)
         self.contents = self.contents or seq.tokens is not None
         if self.index is not None:
-            seq.root = self._chain.root(spec.tenant, spec.cache_salt)
+            seq.root = self._chain.root(spec.tenant if self.limits.isolate_tenants else "", spec.cache_salt)
         self.sequences[spec.id] = seq
         self.queue.arrive(seq)
         return seq

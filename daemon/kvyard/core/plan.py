@@ -30,6 +30,8 @@ class Limits:
     prefix_cache: bool = False
     swap_blocks: int = 0
     """Blocks of the host pool."""
+    isolate_tenants: bool = True
+    """A prefix is shared within its tenant alone."""
 
 
 @dataclass(slots=True)

@@ -21,7 +21,10 @@ class DigestChain:
         self._keyed = blake2b(digest_size=DIGEST_BYTES, key=salt)
 
     def root(self, tenant: str, cache_salt: str) -> bytes:
-        """Where the chain of a request begins: only the same tenant with the same salt shares it."""
+        """Where the chain of a request begins: only the same tenant with the same salt shares it.
+
+        Without isolation between tenants, all of them are the empty one; a salt separates always.
+        """
         fields = [field.encode("utf-8", "surrogatepass") for field in (tenant, cache_salt)]
         text = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return blake2b(text, digest_size=DIGEST_BYTES, key=self._salt, person=b"kvyard-root").digest()

@@ -137,6 +137,7 @@ def assemble(
         max_step_tokens=start.max_step_tokens,
         max_model_len=size.max_model_len,
         prefix_cache=start.prefix_cache,
+        isolate_tenants=start.prefix_cache_isolation == "tenant",
         swap_blocks=start.swap_blocks,
     )
     timer = SignalTimer()

@@ -103,6 +103,8 @@ class Start(Struct, array_like=True, tag="start"):
     """Last exported state per `kind/name`."""
     faults: dict[str, Any] = {}
     """Test hooks (named fault points, scripted tokens); empty in normal use."""
+    prefix_cache_isolation: Literal["none", "tenant"] = "tenant"
+    """Who shares prefixes: everybody, or the requests of one tenant."""
 
 
 class Submit(Struct, array_like=True, tag="submit"):
