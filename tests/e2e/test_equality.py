@@ -43,6 +43,7 @@ def check_equal(got: list[Result], solo: list[Result], wanted: list[Wish]) -> No
         assert mine.hashes == alone.hashes, f"stream {number}: logits differ from the solo run"
 
 
+@pytest.mark.slow  # test_proof_equality is its short form, and harder
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("budget", [64, 256])
 def test_a_hundred_streams_under_pressure_equal_their_solo_runs(
