@@ -95,7 +95,7 @@ def test_the_audit_finds_what_is_wrong() -> None:
     table = pool.take(2)
     assert pool.audit([table]) == []
     assert pool.audit([]) == ["2 blocks are neither held nor free"]
-    assert pool.audit([table, table]) == ["a block has two holders"]
+    assert pool.audit([table, table]) == ["block 0 counts 1 holders and has 2", "block 1 counts 1 holders and has 2"]
     pool.release(table)
     pool.release(table)
     assert "a block is free twice" in pool.audit([])

@@ -262,8 +262,7 @@ class Ledger:
             return before
         row = seq.row
         digests = self._digests(seq, last, self.cols.tokens[row])
-        for number, block in enumerate(self.cols.tables[row, before:last].tolist(), before):
-            index.publish(block, digests[number])
+        index.publish_all(self.cols.tables[row, before:last].tolist(), digests[before:last])
         seq.published = last
         return before
 
@@ -271,8 +270,7 @@ class Ledger:
         """Take back all but the first `keep` published blocks: they will not be computed after all."""
         if self.index is None:
             return
-        for block in self.cols.tables[seq.row, keep : seq.published].tolist():
-            self.index.forget(block)
+        self.index.forget_all(self.cols.tables[seq.row, keep : seq.published].tolist())
         seq.published = keep
 
     # ---- checking -------------------------------------------------------------------------------------------

@@ -32,9 +32,14 @@ class Moves:
         step.left -= count
         if self.ledger.index is not None:
             total = cols.total[rows]
-            full = total % self.ledger.block_size == 0
-            for row, upto in zip(rows[full].tolist(), total[full].tolist(), strict=True):
-                self._publish(cols.owner_of(row), upto)
+            full = (total % self.ledger.block_size == 0).nonzero()[0]
+            if len(full):
+                owner, fresh, publish = cols.owner_of, step.fresh, self.ledger.publish
+                for row, upto in zip(rows[full].tolist(), total[full].tolist(), strict=True):
+                    seq = owner(row)
+                    before = publish(seq, upto)
+                    if seq.published > before:
+                        fresh.setdefault(seq, before)
 
     def place_chunk(self, seq: SequenceState, tokens: int) -> None:
         """`tokens` of a prompt; its blocks are there."""
@@ -65,9 +70,8 @@ class Moves:
         before = self.step.fresh.get(seq)
         if before is None:
             return True
-        refs = self.ledger.pool.refs
         fresh = self.ledger.cols.tables[seq.row, before : seq.published].tolist()
-        return all(refs[block] == 1 for block in fresh)
+        return self.ledger.pool.exclusive(fresh) == len(fresh)
 
     def preempt(self, seq: SequenceState, by: SequenceState, cause: str, how: str, front: bool) -> None:
         """Take `seq` out of running and out of the plan; it waits again when the phase ends."""

@@ -14,12 +14,13 @@ from kvyard.core.prefix import PrefixIndex
 
 
 class BlockPool:
-    """`blocks` KV blocks numbered from 0. Without an index nothing is shared and no reference is counted."""
+    """`blocks` KV blocks numbered from 0. Without an index no block keeps content."""
 
     def __init__(self, blocks: int, index: PrefixIndex | None = None) -> None:
         self.blocks = blocks
         self.index = index
-        self.refs = [0] * blocks if index is not None else []
+        self._shared: dict[int, int] = {}
+        """Holders of the blocks that have several; few have, so taking and releasing need not count."""
         self._bare = list(range(blocks - 1, -1, -1))
         self._idle: OrderedDict[int, None] = OrderedDict()
 
@@ -48,9 +49,6 @@ class BlockPool:
             taken = bare[::-1]
             bare.clear()
             taken += self._reclaim(count - len(taken))
-        if self.index is not None:
-            for block in taken:
-                self.refs[block] = 1
         return taken
 
     def _reclaim(self, count: int) -> list[int]:
@@ -58,46 +56,54 @@ class BlockPool:
         if count > len(self._idle):
             raise RuntimeError(f"{count} blocks asked of a pool that has {len(self._idle)}")
         assert self.index is not None
-        taken = [self._idle.popitem(last=False)[0] for _ in range(count)]
-        for block in taken:
-            self.index.forget(block)
+        pop = self._idle.popitem
+        taken = [pop(last=False)[0] for _ in range(count)]
+        self.index.forget_all(taken)
         return taken
 
     def idle(self, hits: Iterable[int]) -> int:
         """How many of these cached blocks nobody holds: sharing them takes them out of `free`."""
-        refs = self.refs
-        return sum(not refs[block] for block in hits)
+        idle = self._idle
+        return sum(block in idle for block in hits)
 
     def share(self, hits: Iterable[int]) -> None:
-        """One more holder for each of these cached blocks."""
-        refs = self.refs
+        """One more holder for each of these blocks: cached ones, or ones that somebody holds."""
+        idle, shared = self._idle, self._shared
         for block in hits:
-            if not refs[block]:
-                del self._idle[block]
-            refs[block] += 1
+            if block in idle:
+                del idle[block]
+            else:
+                shared[block] = shared.get(block, 1) + 1
 
     def release(self, blocks: list[int]) -> None:
         """One holder less for each; `blocks` are in the order of the sequence's table."""
+        if self._shared and not self._shared.keys().isdisjoint(blocks):
+            blocks = [block for block in blocks if self._let_go(block)]
         if self.index is None:
             self._bare += blocks
             return
-        refs, digests, bare = self.refs, self.index.digests, []
-        for block in reversed(blocks):
-            refs[block] -= 1
-            if refs[block]:
-                continue
-            if digests[block] is None:
-                bare.append(block)
-            else:
-                self._idle[block] = None
-        self._bare += reversed(bare)
+        digests = self.index.digests
+        bare = [block for block in blocks if digests[block] is None]
+        if bare:
+            blocks = [block for block in blocks if digests[block] is not None]
+            self._bare += bare
+        self._idle.update(dict.fromkeys(reversed(blocks)))
+
+    def _let_go(self, block: int) -> bool:
+        """One holder less for `block`; True when that was the last one."""
+        count = self._shared.get(block)
+        if count is None:
+            return True
+        if count == 2:
+            del self._shared[block]
+        else:
+            self._shared[block] = count - 1
+        return False
 
     def exclusive(self, blocks: list[int]) -> int:
         """How many of these blocks come free when their holder lets go of all of them."""
-        if self.index is None:
-            return len(blocks)
-        refs = self.refs
-        return sum(refs[block] == 1 for block in blocks)
+        shared = self._shared
+        return len(blocks) - sum(block in shared for block in blocks) if shared else len(blocks)
 
     def audit(self, tables: Iterable[list[int]]) -> list[str]:
         """Every broken invariant in words, given the tables of all holders; empty when all is well."""
@@ -116,13 +122,14 @@ class BlockPool:
         return faults + self._audit_references(held)
 
     def _audit_references(self, held: dict[int, int]) -> list[str]:
-        if self.index is None:
-            return ["a block has two holders"] if any(count > 1 for count in held.values()) else []
+        shared = {block: count for block, count in held.items() if count > 1}
         faults = [
-            f"block {block} counts {count} holders and has {held.get(block, 0)}"
-            for block, count in enumerate(self.refs)
-            if count != held.get(block, 0)
+            f"block {block} counts {self._shared.get(block, 1)} holders and has {held.get(block, 0)}"
+            for block in sorted(shared.keys() | self._shared.keys())
+            if shared.get(block) != self._shared.get(block)
         ]
+        if self.index is None:
+            return faults
         if any(self.index.digests[block] is not None for block in self._bare):
             faults.append("a bare block has content")
         if any(self.index.digests[block] is None for block in self._idle):

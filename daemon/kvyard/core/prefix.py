@@ -7,6 +7,7 @@ and the request's cache salt, each with its length, so no two of them can be mis
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from hashlib import blake2b
 
 DIGEST_BYTES = 16
@@ -31,11 +32,10 @@ class DigestChain:
 
     def extend(self, digests: list[bytes], root: bytes, tokens: bytes, width: int) -> None:
         """Append the digests of the blocks in `tokens` (int32), `width` bytes each, behind those there are."""
-        parent = digests[-1] if digests else root
+        parent, copy = digests[-1] if digests else root, self._keyed.copy
         for at in range(0, len(tokens), width):
-            block = self._keyed.copy()
-            block.update(parent)
-            block.update(tokens[at : at + width])
+            block = copy()
+            block.update(parent + tokens[at : at + width])
             parent = block.digest()
             digests.append(parent)
 
@@ -56,29 +56,40 @@ class PrefixIndex:
 
     def publish(self, block: int, digest: bytes) -> None:
         """From now on `block` can be found; a block that already has a name keeps it."""
-        if self.digests[block] is not None:
-            return
-        self.digests[block] = digest
-        found = self._blocks.setdefault(digest, block)
-        if isinstance(found, dict):
-            found[block] = None
-        elif found != block:
-            self._blocks[digest] = {found: None, block: None}
+        self.publish_all((block,), (digest,))
+
+    def publish_all(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
+        """`publish` for each block with its digest."""
+        names, known = self.digests, self._blocks
+        for block, digest in zip(blocks, digests, strict=True):
+            if names[block] is not None:
+                continue
+            names[block] = digest
+            found = known.setdefault(digest, block)
+            if found is block:
+                continue
+            if isinstance(found, dict):
+                found[block] = None
+            elif found != block:
+                known[digest] = {found: None, block: None}
 
     def forget(self, block: int) -> None:
         """`block` is about to be overwritten, or was never filled. Does nothing to a block without a name."""
-        digest = self.digests[block]
-        if digest is None:
-            return
-        self.digests[block] = None
-        self.evicted += 1
-        found = self._blocks[digest]
-        if isinstance(found, dict):
-            del found[block]
-            if len(found) == 1:
-                self._blocks[digest] = next(iter(found))
-        else:
-            del self._blocks[digest]
+        self.forget_all((block,))
+
+    def forget_all(self, blocks: Iterable[int]) -> None:
+        """`forget` for each of `blocks`."""
+        names, known = self.digests, self._blocks
+        for block in blocks:
+            digest = names[block]
+            if digest is None:
+                continue
+            names[block] = None
+            self.evicted += 1
+            found = known.pop(digest)
+            if isinstance(found, dict):
+                del found[block]
+                known[digest] = found if len(found) > 1 else next(iter(found))
 
     def audit(self) -> list[str]:
         """Every broken invariant in words."""
