@@ -102,8 +102,10 @@ class Conduct:
     # ---- starving -------------------------------------------------------------------------------------------
 
     def _oldest_waiting(self) -> SequenceState | None:
-        # Sequences stand in the order of their arrival and at most `max_running` of them run.
-        return next((seq for seq in self._ledger.sequences.values() if seq.row == NO_ROW), None)
+        # Sequences stand in the order of their arrival and at most `max_running` of them run. Who waits for one of
+        # its own is held back by the core.
+        ledger = self._ledger
+        return next((seq for seq in ledger.sequences.values() if seq.row == NO_ROW and not ledger.awaits(seq)), None)
 
     def _look_for_starvation(self) -> None:
         ledger, limits = self._ledger, self.limits

@@ -13,6 +13,7 @@ import numpy as np
 
 from kvyard.core.advice import Advice
 from kvyard.core.checks import WHOLE, PlainAdmission
+from kvyard.core.fork import NO_BLOCK, Fork
 from kvyard.core.lifecycle import QUEUED, State
 from kvyard.core.moves import Moves
 from kvyard.core.plan import Admitted, BlockCopy
@@ -24,8 +25,11 @@ class Offer:
     """What a candidate would get now, and what is missing for it."""
 
     hits: list[int]
+    """Blocks of others that it shares."""
+    fork: Fork | None
+    """Where they come from, if not from the prefix cache."""
     start: int
-    """Tokens whose KV is there when it comes in: cached, or copied back from the host pool."""
+    """Tokens whose KV is there when it comes in: cached, taken over, or copied back from the host pool."""
     tokens: int
     first: int
     """New blocks for the first chunk."""
@@ -110,6 +114,10 @@ class Intake:
             # A victim is not taken back in the step that preempted it; whoever was refused for good is gone.
             if seq.state not in QUEUED or seq.id in step.preempted:
                 continue
+            if seq.family is not None and self._ledger.awaits(seq):
+                seq.reason = "sibling"
+                step.refused.append(seq)
+                continue
             offer = self._offer(seq, need)
             if evict and not self._acceptable(offer):
                 offer = self._offer_with_room(seq, need, offer)
@@ -145,9 +153,11 @@ class Intake:
 
     def _offer(self, seq: SequenceState, need: int) -> Offer:
         ledger, step = self._ledger, self._step
-        hits = ledger.hits(seq)
+        hits, fork = ledger.hits(seq), None
+        start = seq.computed if seq.state is State.SWAPPED else len(hits) * ledger.block_size
+        if seq.family is not None and (found := ledger.fork(seq)) is not None and found.tokens > start:
+            hits, start, fork = found.blocks, found.tokens, found
         held = len(hits)
-        start = seq.computed if seq.state is State.SWAPPED else held * ledger.block_size
         wanted = seq.total - start
         tokens = 0
         if self._grant:
@@ -164,7 +174,7 @@ class Intake:
                 tokens = min(wanted, step.left)
             first = ledger.blocks_for(start + tokens) - held
             short = first + idle - ledger.pool.free
-        return Offer(hits, start, tokens, first, promised, short, self._places_missing())
+        return Offer(hits, fork, start, tokens, first, promised, short, self._places_missing())
 
     def _make_room(self, seq: SequenceState, offer: Offer) -> bool:
         """Preempt for a candidate what the preemption policy allows: all that is needed, or nobody."""
@@ -174,8 +184,10 @@ class Intake:
         for victim in answer.order:
             if blocks <= 0 and places <= 0:
                 break
-            # Who came in in this step is not put out for another newcomer.
+            # Who came in in this step is not put out for another newcomer, nor is whom this one builds on.
             if victim.admitted_step == ledger.step or not moves.may_preempt(victim):
+                continue
+            if offer.fork is not None and victim is offer.fork.donor:
                 continue
             victims.append(victim)
             blocks -= ledger.pool.exclusive(ledger.cols.table(victim.row))
@@ -189,13 +201,15 @@ class Intake:
     def _enter(self, seq: SequenceState, offer: Offer, decision: PlainAdmission) -> None:
         ledger, step = self._ledger, self._step
         resumed, host = seq.preemptions > 0, seq.host
-        row = ledger.enter(seq, offer.hits, offer.first)
+        row = ledger.enter(seq, offer.hits, offer.first, offer.start)
         step.withdrawals[seq] = host
         if host:
             seq.host = []
             target = ledger.cols.tables[row, : len(host)].astype(np.int64)
             step.copies_in[seq] = BlockCopy(seq.id, "in", np.array(host, np.int64), target)
-        cached = min(len(offer.hits) * ledger.block_size, seq.prompt_len)
+        if offer.fork is not None:
+            self._copy_partial(seq, offer.fork)
+        cached = 0 if offer.fork is not None else min(len(offer.hits) * ledger.block_size, seq.prompt_len)
         step.admitted[seq] = Admitted(seq.id, row, cached, resumed)
         ledger.count.admitted += 1
         if decision.evict:  # the preemption policy must see it
@@ -206,3 +220,9 @@ class Intake:
             self._moves.place_chunk(seq, offer.tokens)
         if decision.hold:
             self._keep += max(0, offer.promised - offer.first)
+
+    def _copy_partial(self, seq: SequenceState, fork: Fork) -> None:
+        """Its first own block begins as a copy of the donor's."""
+        if fork.partial != NO_BLOCK:
+            target = self._ledger.cols.tables[seq.row, len(fork.blocks) : len(fork.blocks) + 1].astype(np.int64)
+            self._step.forks[seq] = BlockCopy(seq.id, "copy", np.array([fork.partial], np.int64), target)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvyard.core.columns import RowColumns
+from kvyard.core.fork import Families, Fork
 from kvyard.core.host_pool import HostPool
 from kvyard.core.lifecycle import Event, State
 from kvyard.core.plan import IntArray, Limits, SequenceSpec, TokenArray
@@ -54,6 +55,7 @@ class Ledger:
         self.host = HostPool(limits.swap_blocks)
         self.cols = RowColumns(limits)
         self.queue = WaitingQueue()
+        self.families = Families(self.cols)
         self.sequences: dict[int, SequenceState] = {}
         self.count = Tally()
         self.ended: deque[Ended] = deque(maxlen=REMEMBER_ENDED)
@@ -81,6 +83,8 @@ class Ledger:
         self.contents = self.contents or seq.tokens is not None
         if self.index is not None:
             seq.root = self._chain.root(spec.tenant if self.limits.isolate_tenants else "", spec.cache_salt)
+        if spec.siblings:
+            self.families.join(seq)
         self.sequences[spec.id] = seq
         self.queue.arrive(seq)
         return seq
@@ -114,6 +118,9 @@ class Ledger:
     def finish_rows(self, rows: IntArray) -> list[SequenceState]:
         """End many running sequences at once, as `finish` would; they ran to their end."""
         cols, pool, sequences, told = self.cols, self.pool, self.sequences, self.ended
+        if self.index is not None:
+            for row, computed in zip(rows.tolist(), cols.computed[rows].tolist(), strict=True):
+                self.publish(cols.owner_of(row), computed)
         # Who ends here has sampled, so none of them is a prompt any more.
         ended = cols.vacate_all(rows)
         for seq, blocks in ended:
@@ -121,6 +128,8 @@ class Ledger:
             seq.published = 0
             seq.move(Event.FINISH)
             seq.tokens = None
+            if seq.family is not None:
+                self.families.leave(seq)
             del sequences[seq.id]
             told.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
         self.count.finished += len(ended)
@@ -130,19 +139,20 @@ class Ledger:
     def _end(self, seq: SequenceState) -> None:
         seq.move(Event.FINISH)
         seq.tokens = None
+        self.families.leave(seq)
         del self.sequences[seq.id]
         self.count.finished += 1
 
     # ---- running and waiting --------------------------------------------------------------------------------
 
-    def enter(self, seq: SequenceState, hits: list[int], blocks: int) -> int:
-        """Give `seq` a row with the cached blocks `hits` and `blocks` new ones; it still stands in the queue.
+    def enter(self, seq: SequenceState, hits: list[int], blocks: int, computed: int) -> int:
+        """Give `seq` a row with the blocks `hits` of others and `blocks` new ones; it still stands in the queue.
 
-        The caller takes it out of the queue and appends the row to the order, for many at once.
+        `computed` tokens are there, or will be when the step's copies are made. The caller takes it out of the
+        queue and appends the row to the order, for many at once.
         """
         if hits:
             self.pool.share(hits)
-        computed = seq.computed if seq.state is State.SWAPPED else len(hits) * self.block_size
         seq.published = len(hits)
         row = self.cols.enter(seq, hits + self.pool.take(blocks), computed, self.step)
         self.prompts += 1
@@ -169,6 +179,8 @@ class Ledger:
             seq.computed = 0
 
     def _vacate(self, seq: SequenceState, *, keep_tokens: bool) -> None:
+        if self.index is not None:
+            self.publish(seq, int(self.cols.computed[seq.row]))
         self.pool.release(self.cols.table(seq.row))
         self.prompts -= bool(self.cols.prompt[seq.row])
         self.cols.vacate(seq, keep_tokens)
@@ -223,6 +235,16 @@ class Ledger:
         self.cols.tables[rows, capacity[rows] // self.block_size] = self.pool.take(len(rows))
         capacity[rows] += self.block_size
 
+    # ---- copy-on-write --------------------------------------------------------------------------------------
+
+    def fork(self, seq: SequenceState) -> Fork | None:
+        """What `seq`, which waits, could take over from another sequence of its request."""
+        return None if seq.family is None else self.families.fork(seq, self.step)
+
+    def awaits(self, seq: SequenceState) -> bool:
+        """Whether it is better for `seq` to wait until another sequence of its request has computed the prompt."""
+        return seq.family is not None and self.families.awaits(seq, self.step)
+
     # ---- prefix cache ---------------------------------------------------------------------------------------
 
     def hits(self, seq: SequenceState) -> list[int]:
@@ -252,9 +274,9 @@ class Ledger:
     def publish(self, seq: SequenceState, upto: int) -> int:
         """Let others find the full blocks up to token `upto` of a running sequence.
 
-        This happens when the tokens are granted: a later newcomer of the same step may share them, since a
-        step writes the KV of all its tokens before any of them is read. Returns how many were published
-        before.
+        A prompt's blocks when their tokens are granted: a later newcomer of the same step may share them, since
+        a step writes the KV of all its tokens before any of them is read. Those that it decodes when it leaves:
+        nobody asks for them before, and all at once they cost a third. Returns how many were published before.
         """
         before, last = seq.published, upto // self.block_size
         index = self.index

@@ -30,16 +30,6 @@ class Moves:
         step.placed += count
         step.decodes += count
         step.left -= count
-        if self.ledger.index is not None:
-            total = cols.total[rows]
-            full = (total % self.ledger.block_size == 0).nonzero()[0]
-            if len(full):
-                owner, fresh, publish = cols.owner_of, step.fresh, self.ledger.publish
-                for row, upto in zip(rows[full].tolist(), total[full].tolist(), strict=True):
-                    seq = owner(row)
-                    before = publish(seq, upto)
-                    if seq.published > before:
-                        fresh.setdefault(seq, before)
 
     def place_chunk(self, seq: SequenceState, tokens: int) -> None:
         """`tokens` of a prompt; its blocks are there."""
@@ -102,6 +92,7 @@ class Moves:
         if before is not None:
             self.ledger.unpublish(seq, before)
         step.admitted.pop(seq, None)
+        step.forks.pop(seq, None)
 
     def _save(self, seq: SequenceState, how: str) -> tuple[Event, int]:
         """Keep the victim's KV in the host pool if it is wanted and possible; the tokens kept or lost."""

@@ -51,6 +51,8 @@ class SequenceSpec:
     tenant: str = ""
     deadline: float | None = None
     cache_salt: str = ""
+    siblings: bool = False
+    """Others of its request have the same prompt and come too (n > 1)."""
     scored: bool = False
     """Every position of its prompt is wanted, so until its first output token none may come from the prefix cache."""
 
@@ -68,11 +70,11 @@ class Admitted(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class BlockCopy:
-    """KV to be copied before the step's model runs: all `out` first, then all `in`."""
+    """KV to be copied before the step's model runs, in the order of the plan: all `out`, all `copy`, all `in`."""
 
     id: int
     direction: str
-    """`out`: device to host; `in`: host to device; `copy`: device to device (copy-on-write)."""
+    """`out`: device to host; `in`: host to device; `copy`: device to device, see `kvyard.core.fork`."""
     source: IntArray
     target: IntArray
 

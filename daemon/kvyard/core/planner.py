@@ -101,5 +101,5 @@ class Planner:
             tables=cols.tables,
             tokens=cols.tokens,
             admitted=list(step.admitted.values()),
-            copies=[*step.copies_out.values(), *step.copies_in.values()],
+            copies=[*step.copies_out.values(), *step.forks.values(), *step.copies_in.values()],
         )

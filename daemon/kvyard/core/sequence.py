@@ -25,6 +25,7 @@ class SequenceState:
         "computed",
         "deadline",
         "digests",
+        "family",
         "host",
         "id",
         "key",
@@ -48,8 +49,6 @@ class SequenceState:
     )
 
     view: View
-    root: bytes
-    """Start of its digest chain."""
 
     def __init__(self, spec: SequenceSpec, tokens: TokenArray | None, number: int = 0) -> None:
         self.number = number
@@ -72,6 +71,10 @@ class SequenceState:
         """Prompt and output tokens, valid while it has no row."""
         self.computed = 0
         """Tokens whose KV is kept, valid while it has no row."""
+        self.root = b""
+        """Start of its digest chain; empty without a prefix cache."""
+        self.family: list[SequenceState] | None = None
+        """All unfinished sequences of its request, where it has several."""
         self.digests: list[bytes] = []
         self.published = 0
         """Blocks of its table that the prefix index knows."""

@@ -115,7 +115,11 @@ class View(ReadOnly):
 
     @property
     def hits(self) -> int:
-        return 0 if self._seq.row != NO_ROW else len(self._ledger.hits(self._seq))
+        seq, ledger = self._seq, self._ledger
+        if seq.row != NO_ROW:
+            return 0
+        hits, fork = len(ledger.hits(seq)), ledger.fork(seq)
+        return hits if fork is None else max(hits, len(fork.blocks))
 
     @property
     def preemptions(self) -> int:

@@ -36,6 +36,7 @@ class StepState:
         """Admitted in this step, and the host blocks that each was read from."""
         self.copies_out: dict[SequenceState, BlockCopy] = {}
         self.copies_in: dict[SequenceState, BlockCopy] = {}
+        self.forks: dict[SequenceState, BlockCopy] = {}
         self.fresh: dict[SequenceState, int] = {}
         """Who published blocks in this step, and how many it had published before."""
         self.refused: list[SequenceState] = []
