@@ -50,13 +50,14 @@ class KvModel:
                     self.device[self.place(plan, row, place)] = -1
 
     def copy(self, plan: Plan) -> None:
-        """The copies of a plan: all that goes out before anything that comes in."""
-        for way in ("out", "in"):
-            for copy in plan.copies:
-                if copy.direction == way == "out":
-                    self.host[copy.target] = self.device[copy.source]
-                elif copy.direction == way == "in":
-                    self.device[copy.target] = self.host[copy.source]
+        """The copies of a plan, in its order: all that goes out, then copies within, then all that comes in."""
+        ends = {"out": (self.device, self.host), "copy": (self.device, self.device), "in": (self.host, self.device)}
+        assert [copy.direction for copy in plan.copies] == sorted(
+            (copy.direction for copy in plan.copies), key=list(ends).index
+        )
+        for copy in plan.copies:
+            source, target = ends[copy.direction]
+            target[copy.target] = source[copy.source]
 
     def place(self, plan: Plan, row: int, position: int) -> tuple[int, int]:
         return int(plan.tables[plan.slots[row], position // self.size]), position % self.size
