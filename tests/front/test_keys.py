@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from kvyard.front.keys import KeyFileError, KeyRing, make_key, read_keys
 
 names = st.from_regex(r"[A-Za-z0-9._@-]{1,64}", fullmatch=True)
-tenants = st.text(st.characters(codec="utf-8", exclude_categories=("C",), exclude_characters=":"), max_size=40)
+tenants = st.text(st.characters(codec="utf-8", exclude_categories=["C"], exclude_characters=":"), max_size=40)
 
 
 def test_no_two_keys_are_alike_and_a_key_is_not_in_its_line() -> None:

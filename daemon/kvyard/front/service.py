@@ -105,6 +105,9 @@ class Service(Protocol):
         """Take a job or raise Refusal."""
         ...
 
-    def check_room(self, sequences: int) -> None:
-        """Raise Refusal when that many more sequences would not be accepted; before any tokenising."""
+    def check_room(self, sequences: int, ahead: int = 0) -> None:
+        """Raise Refusal when that many more sequences would not be accepted; before any tokenising.
+
+        `ahead` are sequences that were let in and are not submitted yet.
+        """
         ...

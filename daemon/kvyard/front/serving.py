@@ -122,8 +122,8 @@ class Serving:
         """Tokens a sequence may hold; 0 before the first engine said it."""
         return self.info.max_model_len if self.info is not None else 0
 
-    def check_room(self, sequences: int) -> None:
-        """Raise Refusal when that many more sequences would not be accepted."""
+    def check_room(self, sequences: int, ahead: int = 0) -> None:
+        """Raise Refusal when that many more sequences would not be accepted behind those `ahead`."""
         if self.draining:
             self._refuse(503, "draining", "the daemon is shutting down and takes no new requests", 5)
         if self.info is None:
@@ -137,11 +137,11 @@ class Serving:
                     f"{sequences} sequences in one request are more than the daemon ever takes: {most} "
                     f"(max_running {self.info.max_running} + max_waiting {self.max_waiting})",
                 )
-            if len(self.journal) + sequences > most:
+            if len(self.journal) + ahead + sequences > most:
                 self._refuse(
                     429,
                     "queue_full",
-                    f"{len(self.journal)} sequences run or wait and {most} is the most "
+                    f"{len(self.journal) + ahead} sequences run or wait and {most} is the most "
                     f"(max_running {self.info.max_running} + max_waiting {self.max_waiting}); try again later",
                     self._retry_after(),
                 )
@@ -179,6 +179,7 @@ class Serving:
                 tenant=job.tenant,
                 deadline=job.deadline,
                 cache_salt=job.cache_salt,
+                n=job.n,
             )
             queue_until = now + job.queue_timeout if job.queue_timeout is not None else None
             entry = Entry(sequence, job.request_id, generation, queue_until)
@@ -255,6 +256,10 @@ class Serving:
                 self.fail(entry, "queue_timeout", "the request waited longer than its queue_timeout_ms; nothing ran")
             elif entry.sequence.deadline is not None and now > entry.sequence.deadline:
                 self.fail(entry, "deadline", "the request passed its deadline_ms before it was complete")
+
+    def tables(self) -> dict[str, int]:
+        """Entries of each table of unfinished sequences and calls; all 0 soon after the last one ended."""
+        return {"sequences": len(self.journal), "timed": len(self._timed), "engine_calls": len(self._tickets)}
 
     # ---- the engine
 
@@ -356,7 +361,8 @@ class Serving:
         entry = self.journal.get(sequence_id)
         if entry is not None and self.journal.admitted(entry, at):
             self._observer.queued(max(0.0, at - entry.sequence.arrived))
-            entry.owner.cached_tokens = cached
+            # Several sequences share one prompt, and the first has found what there was to find.
+            entry.owner.cached_tokens = max(entry.owner.cached_tokens, cached)
 
     def _token(self, entry: Entry, token: int, hash_: int | None, message: Outputs) -> None:
         at = message.at

@@ -54,6 +54,8 @@ class ScriptedService:
     """Raised by `submit`."""
     no_room: Refusal | None = None
     """Raised by `check_room`."""
+    most: int = 10_000
+    """Continuations that may run or wait."""
     jobs: list[Job] = field(default_factory=list)
     live: int = 0
     """Continuations that still run."""
@@ -65,9 +67,11 @@ class ScriptedService:
     alternatives: Callable[[int], list[tuple[int, float]]] = lambda token: [(token, -0.5)]
     """Alternatives of a token, the best first."""
 
-    def check_room(self, sequences: int) -> None:
+    def check_room(self, sequences: int, ahead: int = 0) -> None:
         if self.no_room is not None:
             raise self.no_room
+        if self.live + ahead + sequences > self.most:
+            raise Refusal(429, "queue_full", f"{self.live + ahead} run or wait and {self.most} is the most", 1)
 
     def submit(self, job: Job) -> ScriptedGeneration:
         if self.refusal is not None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import msgspec
 import pytest
+from kvyard.front.text.support import TextSupport
 
 from tests.front.http.conftest import Serve
 
@@ -147,3 +149,35 @@ async def test_answers_match_the_description(serve: Serve) -> None:
         msgspec.json.decode(whole.content, type=answers.Completion)
         chat = await served.chat(logprobs=True, top_logprobs=2, max_tokens=3, return_token_ids=True)
         msgspec.json.decode(chat.content, type=answers.ChatCompletion)
+
+
+async def test_CAPACITY_06_a_burst_is_counted_before_it_is_tokenized(serve: Serve, support: TextSupport) -> None:
+    encoded: list[str] = []
+
+    class Counting(TextSupport):
+        async def encode(self, text: str, **options: Any) -> list[int]:  # noqa: ANN401 - passed on
+            encoded.append(text)
+            await asyncio.sleep(0.1)  # long enough for the whole burst to arrive
+            return await support.encode(text, **options)
+
+    counting = object.__new__(Counting)
+    counting.__dict__.update(support.__dict__)
+    async with serve(" a", text=counting, most=8, max_model_len=100_000) as served:
+        bodies = [{"prompt": f"{at} " + "word " * 4000, "max_tokens": 2} for at in range(64)]
+        answers = await asyncio.gather(*(served.http.post("/v1/completions", json=body) for body in bodies))
+        statuses = sorted(answer.status_code for answer in answers)
+        assert statuses == [200] * 8 + [429] * 56
+        assert len(encoded) == 8
+        assert all(answer.headers["retry-after"] for answer in answers if answer.status_code == 429)
+        # And every place was given back.
+        assert {(await served.complete()).status_code for _ in range(9)} == {200}
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"min_tokens": 5}, {"max_tokens": 1000}, {"prompt": [10**6]}, {"prompt": [[1], [2] * 999]}]
+)
+async def test_CAPACITY_06_a_refused_request_gives_its_place_back(serve: Serve, wrong: dict[str, object]) -> None:
+    async with serve(" a", most=2) as served:
+        for _ in range(3):
+            assert (await served.complete(**{"max_tokens": 2, **wrong})).status_code == 400
+        assert (await served.complete()).status_code == 200

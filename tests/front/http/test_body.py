@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -84,7 +86,10 @@ def refused(body: bytes) -> ApiError:
         (b'{"name": 5}', "invalid_type", "name"),
         (b'{"name": "a", "number": "5"}', "invalid_type", "number"),
         (b'{"name": "a", "inner": {"x": "y"}}', "invalid_type", "inner"),
-        (b'{"name": "a", "inner": {"x": 1, "x": 2}}', None, None),
+        (b'{"name": "a", "inner": {"x": 1, "x": 2}}', "duplicate_field", "x"),
+        (b'{"name": "a", "n\\u0061me": "b"}', "duplicate_field", "name"),
+        (b'{"name": "a", "inner": {"x": 1, "\\u0078": 2}}', "duplicate_field", "x"),
+        (b'{"name": "a", "other": [{"y": 1, "y" \n: 2}]}', "duplicate_field", "y"),
         (b'{"name": "a", "name": "b"}', "duplicate_field", "name"),
         (b'{"name": "a", "number": null, "number": 3}', "duplicate_field", "number"),
         (b'{"name": "a", "other": 1, "other": 2}', "duplicate_field", "other"),
@@ -93,11 +98,44 @@ def refused(body: bytes) -> ApiError:
     ],
 )
 def test_what_is_wrong_and_where(body: bytes, code: str | None, param: str | None) -> None:
-    if code is None:  # only the request's own fields are watched for repetition
-        assert DECODER.decode(body, "id").name == "a"
-        return
     error = refused(body)
     assert (error.code, error.param) == (code, param)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"name": "name\\": \\"name", "number": 1}',
+        b'{"name": "a", "other": [{"x": 1}, {"x": 2}], "inner": {"name": 1}}',
+        b'{"name": "\\\\", "other": "\\\\\\"name\\":"}',
+        b'{"n\\u0061me": "a"}',
+    ],
+)
+def test_a_name_in_two_objects_or_inside_a_text_is_no_repetition(body: bytes) -> None:
+    assert DECODER.decode(body, "id").name
+
+
+trees = st.recursive(
+    st.none() | st.text('ab\\":{}', max_size=4),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text('ab\\":é', max_size=2), inner, max_size=3),
+    max_leaves=12,
+)
+
+
+@given(trees, st.booleans())
+def test_repetition_is_found_wherever_it_is_and_only_there(tree: object, ascii_only: bool) -> None:
+    body = json.dumps({"name": "x", "tree": tree}, ensure_ascii=ascii_only)
+    DECODER.decode(body.encode(), "id")
+    twice = body[:-1] + f', "deep": [{{"k": {json.dumps(tree)}, "\\u006b": 1}}]}}'
+    assert refused(twice.encode()).code == "duplicate_field"
+
+
+def test_a_long_text_and_a_long_list_are_looked_through_in_no_time() -> None:
+    began = time.perf_counter()
+    DECODER.decode(
+        msgspec.json.encode({"name": '\\"' * (1 << 20) + "a" * (4 << 20), "other": list(range(1 << 20))}), "id"
+    )
+    assert time.perf_counter() - began < 2
 
 
 @given(st.binary(max_size=60))
@@ -122,3 +160,7 @@ def test_unknown_fields_make_one_line_however_many_they_are() -> None:
     assert line["request_id"] == "the-request"
     assert len(line["fields"]) == 32
     assert max(len(field) for field in line["fields"]) <= 64
+
+
+def test_a_number_of_thousands_of_digits_in_a_body_that_is_read_twice() -> None:
+    assert "cannot be read" in refused(b'{"name": "a", "other": {"name": 1}, "zz": ' + b"9" * 5000 + b"}").message

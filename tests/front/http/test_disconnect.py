@@ -128,6 +128,57 @@ async def test_DISCONNECT_07_a_client_that_does_not_read_is_cut_and_forgotten(se
         assert (await served.complete(max_tokens=5)).status_code == 200
 
 
+async def stuck(served: Served, **fields: object) -> socket.socket:
+    """A client that sends its request and never reads."""
+    sock = socket.socket()
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    sock.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(sock, ("127.0.0.1", served.port))
+    await loop.sock_sendall(sock, raw(dict(fields)))
+    return sock
+
+
+async def test_a_client_is_cut_as_soon_as_more_than_the_buffer_waits_for_it(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, most_unsent=64 << 10, stall_timeout_s=600)
+    tokens = [[300] * 20] * 100_000
+    async with serve(tokens, settings=settings, max_model_len=3_000_000, write_buffer=4096) as served:
+        sock = await stuck(served, stream=True, max_tokens=2_000_000)
+        await served.eventually(lambda: served.service.live == 1)
+        await served.eventually(lambda: served.service.live == 0, within_s=3 * PATIENCE)
+        assert served.observer.cuts == ["buffer"]
+        assert served.service.cancelled == 1
+        # An event of 20 tokens is over 250 bytes: what was made fits the buffer and the kernel's, not more.
+        assert served.service.tokens_made < 20 * (64 << 10) / 250 + 20 * 200
+        sock.close()
+
+
+async def test_a_client_within_the_buffer_is_waited_for_and_gets_everything(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, most_unsent=1 << 20, stall_timeout_s=600)
+    async with serve([[300] * 20] * 500, settings=settings, max_model_len=20_000, write_buffer=4096) as served:
+        sock = await stuck(served, stream=True, max_tokens=10_000)
+        await served.eventually(lambda: served.service.jobs != [] and served.service.live == 0)  # nobody waits for it
+        received = b""
+        while b"[DONE]" not in received:
+            part = await asyncio.wait_for(asyncio.get_running_loop().sock_recv(sock, 1 << 16), PATIENCE)
+            assert part
+            received += part
+        assert served.observer.cuts == []
+        sock.close()
+
+
+async def test_a_whole_answer_that_is_never_read_does_not_keep_its_connection(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, most_unsent=64 << 10, stall_timeout_s=0.4)
+    async with serve([[300] * 20_000], settings=settings, max_model_len=30_000, write_buffer=4096) as served:
+        sock = await stuck(served, max_tokens=20_000, return_token_ids=True)
+        await served.eventually(lambda: served.observer.cuts == ["stalled"], within_s=6 * PATIENCE)
+        async with asyncio.timeout(2 * PATIENCE):
+            with contextlib.suppress(ConnectionError):
+                while await asyncio.get_running_loop().sock_recv(sock, 1 << 16):
+                    pass
+        sock.close()
+
+
 async def test_a_slow_but_reading_client_is_left_alone(serve: Serve) -> None:
     settings = HttpSettings(MODEL, stall_timeout_s=0.5)
     async with serve([[300] * 200] * 40, settings=settings, max_model_len=20_000, write_buffer=4096) as served:

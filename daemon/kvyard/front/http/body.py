@@ -23,6 +23,8 @@ _DRAIN_BYTES: Final = 64 << 20
 """How much of a too large body is read and thrown away so that its sender gets to read the answer."""
 
 _AT: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
+_KEY: Final = re.compile(rb'"(?:([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*+:|[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
+"""Every string of a JSON text, from its first quote to its last; group 1 is the text of those that are names."""
 _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
@@ -70,7 +72,7 @@ class BodyDecoder(Generic[S]):
             raise invalid(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
         except RecursionError as error:
             raise invalid("The request body is nested too deeply.", code="invalid_json") from error
-        _refuse_duplicates(body, fields)
+        _refuse_duplicates(body)
         self._check_others(fields, request_id)
         return decoded
 
@@ -96,16 +98,24 @@ def _wrong_type(error: msgspec.ValidationError) -> NoReturn:
     raise invalid(f"{path}: {reason[:1].lower()}{reason[1:]}.", path, "invalid_type") from error
 
 
-def _refuse_duplicates(body: bytes, fields: Mapping[str, msgspec.Raw]) -> None:
-    """A field given twice is refused: which one was meant cannot be known."""
-    # Counting is cheap and sees every repeated key; only a body that quotes a field's name elsewhere is parsed again.
-    if all(body.count(b'"%s"' % name.encode()) < 2 for name in fields):
+def _refuse_duplicates(body: bytes) -> None:
+    """A field given twice is refused, at any depth: which one was meant cannot be known."""
+    # Only a body in which some name comes twice, perhaps in two objects or as a value, is parsed again.
+    seen: set[bytes] = set()
+    for found in _KEY.finditer(body):
+        name = found[1]
+        if name is None:
+            continue
+        if name in seen or b"\\" in name:  # an escape may spell a name anew
+            break
+        seen.add(name)
+    else:
         return
 
     def once(pairs: list[tuple[str, object]]) -> None:
         names = [name for name, _ in pairs]
         if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = next(name for name in names if names.count(name) > 1)[:64]
             raise invalid(f"{twice}: given more than once in one object.", twice, "duplicate_field")
 
     try:

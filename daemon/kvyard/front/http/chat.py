@@ -38,7 +38,7 @@ async def understand(request: ChatRequest, order_id: str, context: Context) -> O
     elif request.top_logprobs:
         raise invalid("top_logprobs: only allowed together with logprobs.", "top_logprobs")
     n = request.n or 1
-    context.check_room(n)
+    context.take_place(order_id, n)
     text = await prompt_text(request, request.messages, context)
     # The template writes the begin-of-text token itself where the model wants one.
     ids = await context.encode(text, "messages", add_special_tokens=bool(request.add_special_tokens))

@@ -37,7 +37,7 @@ async def understand(request: CompletionRequest, order_id: str, context: Context
             raise invalid("max_tokens: 0 is allowed only together with echo.", "max_tokens")
         shown.no_output, max_tokens = True, 1
     given = prompts_of(request.prompt)
-    context.check_room(n * len(given))
+    context.take_place(order_id, n * len(given))
     prompts = [await _prompt(each, request, max_tokens, context) for each in given]
     return make_order(order_id, request, prompts, n, keep, shown, context)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvyard.front.http.errors import ApiError, from_refusal, invalid
 from kvyard.front.service import Refusal, Service
@@ -25,6 +25,8 @@ class Context:
     """Seconds since the epoch."""
     entropy: random.Random
     """Source of ids and of the seeds of requests without one."""
+    _ahead: dict[str, int] = field(default_factory=dict)
+    """Sequences of requests that have their place and are not submitted yet."""
 
     def new_id(self, prefix: str) -> str:
         """An id that no other request has or had."""
@@ -40,12 +42,20 @@ class Context:
                 param="model",
             )
 
-    def check_room(self, sequences: int) -> None:
-        """Raise ApiError 429 or 503 when that many more sequences would not be accepted."""
+    def take_place(self, order_id: str, sequences: int) -> None:
+        """Keep a place for that many sequences until `leave_place`. Raises ApiError 429 or 503 where there is none.
+
+        To be called before any tokenising, so that a burst is turned away while it still costs nothing.
+        """
         try:
-            self.service.check_room(sequences)
+            self.service.check_room(sequences, sum(self._ahead.values()))
         except Refusal as refusal:
             raise from_refusal(refusal) from refusal
+        self._ahead[order_id] = sequences
+
+    def leave_place(self, order_id: str) -> None:
+        """The request was submitted, or has failed. Safe where no place was taken."""
+        self._ahead.pop(order_id, None)
 
     def check_ids(self, ids: list[int], param: str) -> None:
         """Raise ApiError 400 unless all ids are the model's."""

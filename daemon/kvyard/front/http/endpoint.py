@@ -89,9 +89,12 @@ class GenerationEndpoint(Generic[R]):
 
     async def prepare(self, request: R, own: str) -> tuple[Run, Format]:
         """A submitted run and the form of its answer. Raises ApiError."""
-        order = await self._understand(request, own, self._context)
-        run = Run(order)
-        run.submit(self._context.service)
+        try:
+            order = await self._understand(request, own, self._context)
+            run = Run(order)
+            run.submit(self._context.service)
+        finally:
+            self._context.leave_place(own)
         return run, self._make_format(order, self._context.text.tokenizer)
 
     @property

@@ -1,0 +1,90 @@
+"""What never reaches the application: bytes that are no HTTP, heads without end, and upgrades nobody offers."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+
+import pytest
+import structlog.testing
+from kvyard.front.http.protocol import MOST_HEAD_BYTES
+
+from tests.front.http.conftest import PATIENCE, Serve, Served
+
+
+async def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str], bytes]:
+    """Send raw bytes; the answer's status, headers and body, once the server has closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+    for part in parts:
+        writer.write(part)
+        await asyncio.sleep(0.01)
+    raw = await asyncio.wait_for(reader.read(), PATIENCE)
+    writer.close()
+    head, _, body = raw.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    return int(first.split()[1]), {k.lower(): v for k, v in (line.split(": ", 1) for line in lines)}, body
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03",
+        b"hello\r\n\r\n",
+        b"GET / HTTP/1.1\r\nHost x\r\n\r\n",
+        b"\x00" * 64,
+    ],
+)
+async def test_no_http_gets_a_400_in_the_shape_of_all_errors(serve: Serve, garbage: bytes) -> None:
+    with structlog.testing.capture_logs() as lines:
+        async with serve(" a") as served:
+            status, headers, body = await exchange(served, garbage)
+            assert (await served.complete()).status_code == 200
+    assert (status, headers["content-type"], headers["connection"]) == (400, "application/json", "close")
+    assert int(headers["content-length"]) == len(body)
+    assert json.loads(body)["error"]["code"] == "invalid_http"
+    assert [line["code"] for line in lines if line["event"] == "http.invalid"] == ["invalid_http"]
+
+
+async def test_a_head_without_end_is_refused_while_it_comes(serve: Serve) -> None:
+    async with serve(" a") as served:
+        line = b"x" * 30_000
+        status, _, body = await exchange(served, b"GET /health HTTP/1.1\r\nx-a: ", line, line, line)
+        assert status == 431
+        error = json.loads(body)["error"]
+        assert error["code"] == "headers_too_large"
+        assert str(MOST_HEAD_BYTES) in error["message"]
+
+
+async def test_long_bodies_and_many_requests_are_no_long_head(serve: Serve) -> None:
+    async with serve(" a", max_model_len=1 << 20) as served:
+        for _ in range(3):  # over one connection
+            answer = await served.complete(prompt=[5] * 60_000)
+            assert answer.status_code == 200
+        for _ in range(30):
+            assert (await served.http.get("/health", headers={"x-a": "y" * 8000})).status_code == 200
+
+
+async def test_garbage_behind_a_request_does_not_break_into_its_answer(serve: Serve) -> None:
+    async with serve([300] * 5, step_s=0.02) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        body = b'{"prompt": "x", "max_tokens": 5}'
+        head = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: %d\r\n\r\n" % len(body)
+        writer.write(head + body)
+        await served.eventually(lambda: served.service.live == 1)
+        writer.write(b"\x00garbage\r\n\r\n")
+        raw = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert b"invalid_http" not in raw
+        assert raw.count(b"HTTP/1.1") <= 1
+        writer.close()
+        await served.eventually(lambda: served.service.live == 0)
+
+
+async def test_an_upgrade_that_is_not_offered_is_ignored_silently(
+    serve: Serve, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with serve(" a") as served:
+        with caplog.at_level(logging.WARNING):
+            headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "x" * 22 + "=="}
+            assert (await served.http.get("/health", headers=headers)).status_code == 200
+        assert caplog.records == []
