@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from random import Random
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.core.guard import Fault
-from kvyard.core.queue import BUCKET, SortedEntries, WaitingQueue
+from kvyard.core.queue import AT_ONCE, BUCKET, SortedEntries, WaitingQueue
 from kvyard.core.sequence import SequenceState
 from kvyard.policy.base import OrderKey
 
@@ -19,12 +20,12 @@ def sequence(id: int, priority: int = 0) -> SequenceState:
     return SequenceState(spec(id, priority=priority), None)
 
 
-def by_priority(seq: SequenceState) -> OrderKey:
-    return (seq.priority,)
+def by_priority(seqs: Sequence[SequenceState]) -> list[OrderKey]:
+    return [(seq.priority,) for seq in seqs]
 
 
-def newest_first(seq: SequenceState) -> OrderKey:
-    return (-seq.arrival,)
+def newest_first(seqs: Sequence[SequenceState]) -> list[OrderKey]:
+    return [(-seq.arrival,) for seq in seqs]
 
 
 def ids(queue: WaitingQueue) -> list[int]:
@@ -130,10 +131,10 @@ def test_back_to_the_order_of_arrival() -> None:
 
 
 def test_a_candidate_whose_key_fails_harms_nobody() -> None:
-    def failing(seq: SequenceState) -> OrderKey:
-        if seq.id == 3:
+    def failing(seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        if any(seq.id == 3 for seq in seqs):
             raise Fault("admission", "raised", "no")
-        return (seq.id,)
+        return [(seq.id,) for seq in seqs]
 
     queue = WaitingQueue(by_priority)
     for id in (1, 2, 3, 4):
@@ -148,6 +149,40 @@ def test_a_candidate_whose_key_fails_harms_nobody() -> None:
     queue.abandon_reorder()
     assert queue.reordering is None
     assert ids(queue) == [1, 2, 3, 4, 5]
+
+
+def test_keys_are_asked_for_many_at_once_and_never_too_many() -> None:
+    asked: list[int] = []
+
+    def counting(seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        asked.append(len(seqs))
+        return by_priority(seqs)
+
+    queue = WaitingQueue(counting)
+    for id in range(AT_ONCE + 5):
+        queue.arrive(sequence(id, -id))
+    queue.settle()
+    assert asked == [AT_ONCE, 5]
+    assert ids(queue) == list(reversed(range(AT_ONCE + 5)))
+
+
+def test_a_key_that_fails_loses_nobody_who_arrived() -> None:
+    broken = True
+
+    def failing(seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        if broken:
+            raise Fault("admission", "raised", "no")
+        return by_priority(seqs)
+
+    queue = WaitingQueue(failing)
+    for id in (1, 2, 3):
+        queue.arrive(sequence(id))
+    with pytest.raises(Fault):
+        queue.settle()
+    assert (len(queue), queue.unsettled) == (3, 3)
+    broken = False
+    queue.settle()
+    assert ids(queue) == [1, 2, 3]
 
 
 def test_joining_and_leaving_cost_the_same_in_a_long_queue() -> None:

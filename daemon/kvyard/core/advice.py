@@ -25,6 +25,7 @@ from kvyard.core.checks import (
 from kvyard.core.guard import Fault, Guard
 from kvyard.core.ledger import Ledger
 from kvyard.core.policy_set import Declarations, PolicySet, Traits, builtin_set
+from kvyard.core.queue import KeysOf
 from kvyard.core.sequence import SequenceState
 from kvyard.core.snapshot import CoreSnapshot, View
 from kvyard.core.step import StepState
@@ -107,15 +108,18 @@ class Advice:
         self._last_victims = self._ask("preemption", "victims", check, self._snapshot, short, who.view, cause)
         return self._last_victims
 
-    def key(self, seq: SequenceState) -> OrderKey:
-        """Where `seq` waits. Only where the policy has a key."""
+    def keys(self, seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        """Where these wait. Only where the policy has a key."""
         try:
-            return self.guard.call("admission", self.policies.admission, "key", order_key, seq.view)
+            return self._keys_of(self.policies.admission, seqs)
         except Fault as fault:
             self.eject(fault)
             key = self.policies.admission.key
             assert key is not None, "the built-in has one"
-            return order_key(key(seq.view))
+            return [order_key(key(seq.view)) for seq in seqs]
+
+    def _keys_of(self, policy: AdmissionPolicy, seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        return self.guard.call_each("admission", policy, "key", order_key, [seq.view for seq in seqs])
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
@@ -133,9 +137,9 @@ class Advice:
             self.eject(fault)
             return check(getattr(self.policies.get(kind), method)(*args))
 
-    def key_of(self, policy: AdmissionPolicy) -> Callable[[SequenceState], OrderKey]:
-        """The key of a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
-        return lambda seq: self.guard.call("admission", policy, "key", order_key, seq.view)
+    def keys_of(self, policy: AdmissionPolicy) -> KeysOf:
+        """The keys of a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
+        return lambda seqs: self._keys_of(policy, seqs)
 
     def dump(self) -> dict[str, Any]:
         """Names, parameters and private state of the policies in charge."""

@@ -15,11 +15,11 @@ from __future__ import annotations
 import sys
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 from kvyard.core.containment import Breach, Containment, NoContainment
 from kvyard.policy.base import KINDS, Kind, Policy
@@ -176,8 +176,25 @@ class Guard:
             if mine:
                 self.disarm()
 
-    def call(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], *args: Any) -> T:  # noqa: ANN401
-        """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong."""
+    def call_each(
+        self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], items: Iterable[Any]
+    ) -> list[T]:
+        """The checked decisions of `policy.method(item)` for each item, as one call with one budget. Raises Fault."""
+        return self.call(kind, policy, method, cast("Callable[[Any], list[T]]", check), each=items)
+
+    def call(
+        self,
+        kind: Kind,
+        policy: Policy,
+        method: str,
+        check: Callable[[Any], T],
+        *args: Any,  # noqa: ANN401 - whatever the method takes
+        each: Iterable[Any] | None = None,
+    ) -> T:
+        """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong.
+
+        `each` is for `call_each`.
+        """
         clock, containment = self._clock_ns, self._containment
         known = self._known.get(kind)
         foreign = known[1] if known is not None and known[0] is policy else self._is_foreign(kind, policy)
@@ -194,7 +211,11 @@ class Guard:
         try:
             try:
                 self._inside = containment.active = True
-                decision = check(getattr(policy, method)(*args))
+                if each is None:
+                    decision = check(getattr(policy, method)(*args))
+                else:
+                    decide = getattr(policy, method)
+                    decision = cast("T", [check(decide(item)) for item in each])
             finally:
                 # No call may stand before this line: a tick is only taken at calls and backward jumps.
                 self._inside = containment.active = False

@@ -83,7 +83,7 @@ class Intake:
         # The key may put its policy out while it is asked; then the built-in's order is built instead.
         for _ in range(2):
             advice.order_changed = False
-            built = queue.reorder(advice.key if advice.traits.keyed else None)
+            built = queue.reorder(advice.keys if advice.traits.keyed else None)
             built.advance(len(queue))
             if not advice.order_changed:
                 queue.adopt(built)

@@ -128,6 +128,7 @@ class Ledger:
             seq.published = 0
             seq.move(Event.FINISH)
             seq.tokens = None
+            del seq.view  # the two hold each other, and the collector is off while anything runs
             if seq.family is not None:
                 self.families.leave(seq)
             del sequences[seq.id]
@@ -139,6 +140,7 @@ class Ledger:
     def _end(self, seq: SequenceState) -> None:
         seq.move(Event.FINISH)
         seq.tokens = None
+        del seq.view
         self.families.leave(seq)
         del self.sequences[seq.id]
         self.count.finished += 1
@@ -179,7 +181,8 @@ class Ledger:
             seq.computed = 0
 
     def _vacate(self, seq: SequenceState, *, keep_tokens: bool) -> None:
-        if self.index is not None:
+        # Who came in in this very step has computed nothing yet, and what was to be copied in for it is not there.
+        if self.index is not None and seq.admitted_step != self.step:
             self.publish(seq, int(self.cols.computed[seq.row]))
         self.pool.release(self.cols.table(seq.row))
         self.prompts -= bool(self.cols.prompt[seq.row])
@@ -276,7 +279,8 @@ class Ledger:
 
         A prompt's blocks when their tokens are granted: a later newcomer of the same step may share them, since
         a step writes the KV of all its tokens before any of them is read. Those that it decodes when it leaves:
-        nobody asks for them before, and all at once they cost a third. Returns how many were published before.
+        hardly anybody could share them before, and all at once they cost a third. Returns how many were published
+        before.
         """
         before, last = seq.published, upto // self.block_size
         index = self.index

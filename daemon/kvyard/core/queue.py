@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from operator import itemgetter
 
@@ -16,8 +16,11 @@ from kvyard.core.guard import Fault
 from kvyard.core.sequence import SequenceState
 from kvyard.policy.base import OrderKey
 
-KeyOf = Callable[[SequenceState], OrderKey]
+KeysOf = Callable[[Sequence[SequenceState]], list[OrderKey]]
+"""Asks for many at once: a call through the guard costs more than a key."""
 Entry = tuple[OrderKey, int, SequenceState]
+AT_ONCE = 64
+"""Keys asked for in one call, so that no call takes long."""
 BUCKET = 512
 """Entries of a bucket before it is split: small enough to shift, large enough to have few buckets."""
 
@@ -79,11 +82,11 @@ class SortedEntries:
 class WaitingQueue:
     """Who waits, in which order."""
 
-    def __init__(self, key: KeyOf | None = None) -> None:
-        self._key = key
+    def __init__(self, keys_of: KeysOf | None = None) -> None:
+        self._keys_of = keys_of
         self._line: OrderedDict[SequenceState, None] = OrderedDict()
         """The order of arrival, requeued ones at either end; without a key this is the queue."""
-        self._sorted: SortedEntries | None = SortedEntries() if key else None
+        self._sorted: SortedEntries | None = SortedEntries() if keys_of else None
         self._fresh: OrderedDict[SequenceState, None] = OrderedDict()
         """Arrived since the last `settle`, their keys not yet asked for."""
         self._reorder: Reorder | None = None
@@ -118,24 +121,26 @@ class WaitingQueue:
         """Put those that arrived in their places. Whatever the key raises passes through, nothing lost."""
         fresh = self._fresh
         while fresh:
-            seq = next(iter(fresh))
-            self._join(seq, front=False)
-            del fresh[seq]
+            seqs = list(islice(fresh, AT_ONCE))
+            self._join(seqs)
+            for seq in seqs:
+                del fresh[seq]
 
     def requeue(self, seq: SequenceState, *, front: bool) -> None:
         """A sequence that ran waits again; a key overrules `front`."""
-        self._join(seq, front=front)
-
-    def _join(self, seq: SequenceState, *, front: bool) -> None:
-        if self._sorted is not None and self._key is not None:
-            key = self._key(seq)
-            seq.key = key
-            self._sorted.add((key, seq.arrival, seq))
-        self._line[seq] = None
+        self._join([seq])
         if front:
             self._line.move_to_end(seq, last=False)
+
+    def _join(self, seqs: list[SequenceState]) -> None:
+        if self._sorted is not None and self._keys_of is not None:
+            for seq, key in zip(seqs, self._keys_of(seqs), strict=True):
+                seq.key = key
+                self._sorted.add((key, seq.arrival, seq))
+        for seq in seqs:
+            self._line[seq] = None
         if self._reorder is not None:
-            self._reorder.add(seq)
+            self._reorder.add(seqs)
 
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence out: it was admitted or it ended. Raises KeyError when it does not wait."""
@@ -148,9 +153,9 @@ class WaitingQueue:
         if self._reorder is not None:
             self._reorder.discard(seq)
 
-    def reorder(self, key: KeyOf | None) -> Reorder:
+    def reorder(self, keys_of: KeysOf | None) -> Reorder:
         """Begin a new order beside the present one; `adopt` puts it in place."""
-        self._reorder = Reorder(key, self._line)
+        self._reorder = Reorder(keys_of, self._line)
         return self._reorder
 
     def abandon_reorder(self) -> None:
@@ -167,9 +172,9 @@ class WaitingQueue:
         if not built.complete:
             raise RuntimeError("the new order is not complete")
         self._reorder = None
-        self._key = built.key
+        self._keys_of = built.keys_of
         self._sorted = None
-        if built.key is not None:
+        if built.keys_of is not None:
             self._sorted = built.entries
             for seq, key in built.keys.items():
                 seq.key = key
@@ -178,13 +183,13 @@ class WaitingQueue:
 class Reorder:
     """A new order of the queue in the making."""
 
-    def __init__(self, key: KeyOf | None, line: OrderedDict[SequenceState, None]) -> None:
-        self.key = key
+    def __init__(self, keys_of: KeysOf | None, line: OrderedDict[SequenceState, None]) -> None:
+        self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""
         self.keys: dict[SequenceState, OrderKey] = {}
         self.entries = SortedEntries()
-        self._todo: OrderedDict[SequenceState, None] = OrderedDict() if key is None else OrderedDict(line)
+        self._todo: OrderedDict[SequenceState, None] = OrderedDict() if keys_of is None else OrderedDict(line)
 
     @property
     def complete(self) -> bool:
@@ -193,20 +198,24 @@ class Reorder:
 
     def advance(self, count: int) -> None:
         """Place up to `count` more; see `fault`."""
-        for seq in list(islice(self._todo, count)):
-            self.add(seq)
+        while count > 0 and self._todo and self.fault is None:
+            seqs = list(islice(self._todo, min(count, AT_ONCE)))
+            self.add(seqs)
+            count -= len(seqs)
 
-    def add(self, seq: SequenceState) -> None:
-        """Place one sequence: one of the queue's, or one that joined in the meantime."""
-        if self.key is not None and self.fault is None:
+    def add(self, seqs: list[SequenceState]) -> None:
+        """Place sequences: those of the queue, or ones that joined in the meantime."""
+        if self.keys_of is not None and self.fault is None:
             try:
-                key = self.key(seq)
+                keys = self.keys_of(seqs)
             except Fault as fault:
                 self.fault = fault
                 return
-            self.keys[seq] = key
-            self.entries.add((key, seq.arrival, seq))
-        self._todo.pop(seq, None)
+            for seq, key in zip(seqs, keys, strict=True):
+                self.keys[seq] = key
+                self.entries.add((key, seq.arrival, seq))
+        for seq in seqs:
+            self._todo.pop(seq, None)
 
     def discard(self, seq: SequenceState) -> None:
         """A sequence left the queue in the meantime."""

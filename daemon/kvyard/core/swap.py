@@ -203,7 +203,7 @@ class Swapper:
             assert self._traits is not None
             policy = ticket.wanted.admission
             keyed = self._traits.keyed
-            self._order = self._ledger.queue.reorder(self._advice.key_of(policy) if keyed else None)
+            self._order = self._ledger.queue.reorder(self._advice.keys_of(policy) if keyed else None)
 
     def _ordered(self, ticket: SwapTicket, deadline: int) -> bool:
         order = self._order
@@ -215,7 +215,7 @@ class Swapper:
                 break
         if order is None or not order.complete:
             return order is None
-        if order.key is not None:
+        if order.keys_of is not None:
             self._advice.guard.examine("admission", ticket.wanted.admission)
         return True
 
@@ -229,7 +229,7 @@ class Swapper:
             ticket.wanted = self._advice.policies
         self._advice.install(ticket.wanted, self._traits)
         if self._order is not None:
-            self._order.key = self._advice.key if self._traits.keyed else None
+            self._order.keys_of = self._advice.keys if self._traits.keyed else None
             self._ledger.queue.adopt(self._order)
             self._advice.order_changed = False
         ticket.step = self._ledger.step
