@@ -59,6 +59,8 @@ class World:
     """Output tokens of each sequence as they were committed."""
     ended: dict[int, str] = field(default_factory=dict)
     now: float = 0.0
+    forked: int = 0
+    """Copies from one sequence of a request to another in the last step."""
 
     def __post_init__(self) -> None:
         policies = random_set(self.random)
@@ -66,30 +68,36 @@ class World:
         self.kv = KvModel(self.limits)
 
     def arrive(self) -> None:
+        """A request, now and then of several sequences; some may have sent tokens to their clients before."""
         random, size = self.random, self.limits.block_size
         template = Random(random.randrange(3))
         shared = [template.randrange(9) for _ in range(size * random.randrange(4))]
         prompt = (shared + [random.randrange(9) for _ in range(random.randrange(1, 12))])[: self.limits.max_model_len]
-        emitted = [random.randrange(9) for _ in range(random.choice((0, 0, 0, 2)))]
-        spec = SequenceSpec(
-            id=self.next_id,
-            request=self.next_id,
-            arrival=self.next_id,
-            arrived=self.now,
-            prompt_len=len(prompt),
-            max_new=random.randrange(1, 14) + len(emitted),
-            prompt=np.array(prompt, np.int32),
-            emitted=np.array(emitted, np.int32),
-            priority=random.randrange(3),
-            tenant=random.choice(("", "a")),
-        )
-        self.next_id += 1
-        try:
-            self.scheduler.add(spec)
-        except NeverFits:
-            return
-        self.alive[spec.id] = spec
-        self.made[spec.id] = emitted
+        request, tenant, priority = self.next_id, random.choice(("", "a")), random.randrange(3)
+        n = random.choice((1, 1, 2, 4))
+        for _ in range(n):
+            emitted = [random.randrange(9) for _ in range(random.choice((0, 0, 0, 2)))]
+            spec = SequenceSpec(
+                id=self.next_id,
+                request=request,
+                arrival=self.next_id,
+                arrived=self.now,
+                prompt_len=len(prompt),
+                max_new=random.randrange(1, 14) + len(emitted),
+                prompt=np.array(prompt, np.int32),
+                emitted=np.array(emitted, np.int32),
+                priority=priority,
+                tenant=tenant,
+                siblings=n > 1,
+                scored=random.random() < 0.2 and not emitted,
+            )
+            self.next_id += 1
+            try:
+                self.scheduler.add(spec)
+            except NeverFits:
+                continue
+            self.alive[spec.id] = spec
+            self.made[spec.id] = emitted
 
     def cancel(self) -> None:
         ids = [id for id in self.alive if self.random.random() < 0.3]
@@ -115,6 +123,7 @@ class World:
         plan = self.scheduler.schedule(self.now)
         check_plan(self.scheduler, plan)
         self.check_rows(plan)
+        self.forked = sum(copy.direction == "copy" for copy in plan.copies)
         if not plan.idle and self.random.random() < 0.1:
             self.kv.fail(plan, self.random)
             self.scheduler.abandon(plan)
@@ -196,9 +205,11 @@ def test_the_same_for_long(limits: Limits, seed: int) -> None:
 def test_the_load_reaches_the_corners() -> None:
     """The property test above is worth something only if these things happen in it."""
     reasons: set[str] = set()
-    swapped_in = preempted = shared = 0
-    for seed in range(12):
-        limits = Limits(18, 2, 5, 24, 40, prefix_cache=True, swap_blocks=12)
+    swapped_in = preempted = shared = waited = 0
+    forks = {True: 0, False: 0}
+    for seed in range(16):
+        cached = bool(seed % 2)
+        limits = Limits(18, 2, 5, 24, 40, prefix_cache=cached, swap_blocks=12)
         world = World(limits, Random(seed))
         for _ in range(80):
             world.arrive()
@@ -206,6 +217,8 @@ def test_the_load_reaches_the_corners() -> None:
             parts = world.scheduler.take_record_parts()
             preempted += len(parts.preempted)
             shared += any(cached for _, cached in parts.admitted)
+            waited += any(wait.reason == "sibling" for wait in parts.waits)
+            forks[cached] += world.forked
             swapped_in += sum(entry.how == "swap" for entry in parts.preempted)
         world.cancel()
         reasons |= set(world.ended.values())
@@ -213,3 +226,5 @@ def test_the_load_reaches_the_corners() -> None:
     assert preempted > 100
     assert swapped_in > 10
     assert shared > 10
+    assert waited > 10
+    assert min(forks.values()) > 10

@@ -144,6 +144,7 @@ class EngineLoop:
             tenant=sequence.tenant,
             deadline=sequence.deadline,
             cache_salt=sequence.cache_salt,
+            siblings=sequence.n > 1,
             scored=PromptScores.asked(sequence),
         )
         try:
@@ -163,10 +164,10 @@ class EngineLoop:
             self._untold = True
 
     def _forget(self, sequence_id: int) -> None:
-        self._sequences.pop(sequence_id, None)
+        sequence = self._sequences.pop(sequence_id, None)
         self._admitted_once.discard(sequence_id)
-        if self._scores:
-            self._scores.forget(sequence_id)
+        if sequence is not None and sequence.sampling.prompt_logprobs >= 0:
+            self._scores.forget(sequence)
 
     # ---- a step
 

@@ -36,7 +36,7 @@ class _Prompt:
     entries: list[TokenLogprobs | None] = field(default_factory=lambda: [None])
     """So far, from the first token on, which nothing predicts."""
     sequences: set[int] = field(default_factory=set)
-    """Those that have yet to tell them."""
+    """Unfinished ones: a later one may take over the KV of one that has told them, and then needs the entries."""
 
 
 class PromptScores:
@@ -45,7 +45,7 @@ class PromptScores:
     def __init__(self) -> None:
         self._prompts: dict[int, _Prompt] = {}
         self._request: dict[int, int] = {}
-        """Of each sequence."""
+        """Of each sequence that has yet to tell them."""
 
     def __bool__(self) -> bool:
         return bool(self._request)
@@ -61,15 +61,14 @@ class PromptScores:
         self._prompts.setdefault(sequence.request, prompt).sequences.add(sequence.id)
         self._request[sequence.id] = sequence.request
 
-    def forget(self, sequence_id: int) -> None:
-        """A sequence that has told them, or ended; unknown ids are ignored."""
-        request = self._request.pop(sequence_id, None)
-        if request is None:
-            return
-        waiting = self._prompts[request].sequences
-        waiting.discard(sequence_id)
-        if not waiting:
-            del self._prompts[request]
+    def forget(self, sequence: Sequence) -> None:
+        """A sequence ended; unknown ones are ignored."""
+        self._request.pop(sequence.id, None)
+        prompt = self._prompts.get(sequence.request)
+        if prompt is not None:
+            prompt.sequences.discard(sequence.id)
+            if not prompt.sequences:
+                del self._prompts[sequence.request]
 
     def stretches(self, plan: Plan) -> list[Stretch]:
         """What the plan's chunks can add."""
@@ -93,12 +92,11 @@ class PromptScores:
         """Whole lists of those among `ids`, which have just made their first output token; each is told once."""
         lists: dict[int, list[TokenLogprobs | None]] = {}
         for sequence_id in ids:
-            request = self._request.get(sequence_id)
+            request = self._request.pop(sequence_id, None)
             if request is not None:
                 prompt = self._prompts[request]
                 assert len(prompt.entries) == prompt.length, "a position of the prompt was not computed"
                 lists[sequence_id] = prompt.entries
-                self.forget(sequence_id)
         return lists
 
 

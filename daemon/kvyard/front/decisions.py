@@ -20,6 +20,7 @@ WAKES: Final = {
     "blocks": "enough KV blocks are given back by sequences that end or give way",
     "budget": "the next step, which has a new token budget",
     "chunk": "the next step, in which its prompt may take tokens again",
+    "sibling": "the prompt is computed, by another sequence of its request",
     "paused": "`kvyard resume`",
     "recovering": "a new engine, which is being started",
     "queued": "its turn in the queue",

@@ -27,7 +27,7 @@ CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 OUTCOMES: Final = ("stop", "length", "cancelled", "error")
 HOWS: Final = ("recompute", "swap", "other")
-WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "paused", "recovering", "policy")
+WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "sibling", "paused", "recovering", "policy")
 """Reasons of the core; any other text is a policy's own and counts as `policy`."""
 OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
 EJECTION_CODES: Final = (*CODES, "other")

@@ -68,6 +68,8 @@ class Sequence(Struct, array_like=True):
     tenant: str = ""
     deadline: float | None = None
     cache_salt: str = ""
+    n: int = 1
+    """Sequences of its request, which have the same prompt."""
 
 
 # ---- front to engine ---------------------------------------------------------------------------------------
