@@ -7,7 +7,8 @@ the end of the queue; it wins an early first token and a fuller pool than whole-
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 from kvyard.policy import (
@@ -53,11 +54,16 @@ class SglangAdmission(AdmissionPolicy):
         clip: int = live(4096, ge=1, unit="tokens", doc="Most output of a request that is reserved.")
         floor: float = live(0.14, ge=0, le=1, unit="of the first ratio", doc="The ratio falls no lower.")
         decay: int = live(600, ge=1, unit="decode steps", doc="So long the ratio takes to fall to its floor.")
+        passes: int = live(
+            64, ge=1, unit="admissions", doc="Under lpm and lof: who saw so many others come in comes next."
+        )
 
     params: Params
     ratio = 1.0
     _decodes = _preempted = 0
     _full = (-1, -1)
+    _seen: Mapping[int, int] = MappingProxyType({})
+    """Admissions so far when each waiting request was first seen, by id."""
 
     def admit(self, s: Snapshot) -> Admission:
         if (s.count.finished, s.count.preempted) == self._full:
@@ -103,9 +109,17 @@ class SglangAdmission(AdmissionPolicy):
     def _ordered(self, s: Snapshot) -> Iterable[RequestView]:
         if self.params.order == "fcfs" or len(s.waiting) > LONGEST_SORTED_QUEUE:
             return s.waiting
-        if self.params.order == "lpm":
-            return sorted(s.waiting, key=lambda r: -r.hits)
-        return sorted(s.waiting, key=lambda r: -r.max_new)
+        # Not SGLang's: with a steady flow of hot prefixes a cold request would never come in.
+        self._seen = {r.id: self._seen.get(r.id, s.count.admitted) for r in s.waiting}
+        late = s.count.admitted - self.params.passes
+        lpm = self.params.order == "lpm"
+
+        def rank(r: RequestView) -> tuple[bool, int]:
+            if self._seen[r.id] <= late:
+                return False, 0
+            return True, -(r.hits if lpm else r.max_new)
+
+        return sorted(s.waiting, key=rank)
 
 
 class RetractPreemption(PreemptionPolicy):

@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
 import signal
 from pathlib import Path
 
+from kvyard.control.client import Client
+
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
+from tests.e2e.metrics import value
+from tests.e2e.quick_model import quick_model
+from tests.e2e.records import recording
+from tests.e2e.streams import Result, Wish, run_all, wishes
 
 
 def last_reload(running: DaemonProcess) -> str:
@@ -31,3 +39,59 @@ def test_a_reload_applies_what_is_live_and_names_the_rest(default_model: Path, t
         wait_until(lambda: "refused and nothing changed" in last_reload(running), 10, "the refusal")
         assert running.status()["limits"]["max_waiting"] == 7
         assert running.complete("still here", max_tokens=2)["choices"]
+
+
+def test_places_are_changed_live_and_what_runs_goes_on(tmp_path: Path) -> None:
+    """`max_running` lowered under load: nobody is put out, nobody comes in until fewer run; the next engine too."""
+    config = tmp_path / "kvyard.toml"
+    config.write_text("max_running = 6\n")
+
+    def reload(places: int, said: str) -> None:
+        config.write_text(f"max_running = {places}\n")
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: said in str(client.call("events", {"limit": 5})), 10, "the reload")
+
+    wanted = wishes(10, seed=5, prompt=(8, 8), output=(300, 300))
+    flags = ("--config", str(config), "--dtype", "float32", "--kv-blocks", "256")
+    with (
+        daemon(*flags, model=quick_model(tmp_path / "quick")) as running,
+        Client(running.socket) as client,
+        recording(running) as records,
+    ):
+        wanted = [Wish(tuple(token % 250 for token in wish.prompt), wish.max_tokens) for wish in wanted]
+
+        async def scene() -> list[Result]:
+            task = asyncio.create_task(run_all(running.base, wanted))
+            await asyncio.to_thread(wait_until, lambda: value(running, "kvyard_sequences_running") == 6, 20, "six")
+            await asyncio.to_thread(reload, 2, "in force now: max_running")
+            return await task
+
+        records.clear()
+        got = asyncio.run(scene())
+        assert all((one.error, one.finishes) == ("", ["length"]) for one in got)
+        ran = [record["running"] for record in records.steps]
+        assert max(ran) == 6, "those that ran went on"
+        assert not any(record["preempted"] for record in records.steps)
+        late = [i for i, record in enumerate(records.steps) if record["admitted"] and i > ran.index(6)]
+        assert len(late) >= 2, "and the others came in when fewer ran"
+        assert max(ran[late[0] :]) <= 2
+        check_places(running, 2)
+        os.kill(client.status().engine.pid or 0, signal.SIGKILL)
+        wait_until(lambda: client.status().engine.restarts == 1, 20, "its end")
+        running.wait_ready()
+        check_places(running, 2)
+        reload(4, "in force now: max_running")
+        wait_until(lambda: value(running, "kvyard_limit", limit="running") == 4, 10, "more places")
+        check_places(running, 4)
+        reload(9, "needs a restart: max_running")
+        wait_until(lambda: value(running, "kvyard_limit", limit="running") == 6, 10, "as many as at the start")
+        check_places(running, 6)
+
+
+def check_places(running: DaemonProcess, places: int) -> None:
+    """Everybody who shows the limit shows this one."""
+    with Client(running.socket) as client:
+        assert client.call("policy.show")["in_force"]["max_running"] == places
+        assert client.status().limits.max_running == places
+    assert value(running, "kvyard_limit", limit="running") == places
+    assert f"0/{places} " in running.cli("status").stdout

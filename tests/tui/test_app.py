@@ -40,7 +40,7 @@ async def test_80x24_shows_kv_rates_policies_and_requests() -> None:
             "340 tok/s", "1,234 tok/s", "12 ms p99 31 ms",
             "vllm-aging, generation 3", "admission  aging  rate=0.1", "9 µs",
             "finished 1,204", "refused 3",
-            "3 running · 2 waiting (no blocks 2)", "▶ running", "2/200", "○ waiting", "prompt 0%", "no blocks",
+            "3 of 16 running · 2 waiting (no blocks 2)", "▶ running", "2/200", "○ waiting", "prompt 0%", "no blocks",
             "the front started", "? Help", "x Swap", "D Drain",
         ):  # fmt: skip
             assert part in screen, f"{part!r} is not on screen:\n{screen}"

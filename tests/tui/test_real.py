@@ -66,7 +66,7 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
         answers = await clients
         assert [answer.status_code for answer in answers] == [200] * 14
         assert all(answer.json()["usage"]["completion_tokens"] == TOKENS for answer in answers)
-        await until_text(app, pilot, "0 running · 0 waiting", 20)
+        await until_text(app, pilot, "0 of 6 running · 0 waiting", 20)
         assert int(line_with(app, "finished ").split()[1].replace(",", "")) >= 14
         assert running.status()["discipline"] == "vllm"
 

@@ -35,6 +35,8 @@ class Controls:
         self._scheduler = scheduler
         self._loader = loader
         self._recorder = recorder
+        self.tables: Callable[[], dict[str, int]] = dict
+        """Sizes of what the loop remembers of sequences, for the operator's report."""
         self._next_export = 0.0
         self._changing: tuple[int, SwapTicket, dict[str, Any]] | None = None
         self._methods: dict[str, Callable[[Control], dict[str, Any] | None]] = {
@@ -43,7 +45,8 @@ class Controls:
             "set": self._set,
             "pause": lambda message: self._pause(True),
             "resume": lambda message: self._pause(False),
-            "dump": lambda message: self._scheduler.dump(),
+            "places": self._places,
+            "dump": lambda message: self._scheduler.dump() | {"tables": self.tables()},
             "fence": lambda message: {},
         }
 
@@ -124,10 +127,11 @@ class Controls:
         }
 
     def _in_force(self) -> dict[str, Any]:
-        limits = self._scheduler.ledger.limits
+        ledger = self._scheduler.ledger
+        limits = ledger.limits
         return {
             **self._scheduler.advice.in_force(),
-            "max_running": limits.max_running,
+            "max_running": ledger.max_running,
             "max_step_tokens": limits.max_step_tokens,
             "kv_blocks": limits.blocks,
             "prefix_reuse": limits.prefix_cache,
@@ -157,6 +161,15 @@ class Controls:
         if done[0].error is not None:
             raise ControlError(done[0].code, done[0].error)
         return done[0].result
+
+    def _places(self, message: Control) -> dict[str, Any]:
+        """How many may run at once from now on. What runs beyond it goes on; nobody comes in until it is below."""
+        ledger, wanted = self._scheduler.ledger, message.params["max_running"]
+        built_for = ledger.limits.max_running
+        if type(wanted) is not int or not 1 <= wanted <= built_for:
+            raise ControlError("bad-params", f"max_running {wanted!r} is not between 1 and {built_for} of the start")
+        ledger.max_running = wanted
+        return {"max_running": wanted}
 
     def _pause(self, paused: bool) -> dict[str, Any]:
         if paused:

@@ -26,6 +26,8 @@ class Recorder:
         self._at = 0.0
         self._last = 0
         self._ended: int | None = None
+        self._told = 0
+        """Waiting sequences in the last record: while nothing is placed, gauges follow this alone."""
         self._gap = self._schedule = self._model = self._sample = 0
 
     def begin(self, at: float) -> None:
@@ -60,8 +62,10 @@ class Recorder:
         """The record of the step; None when nothing ran and nothing changed. An undone step computed nothing."""
         scheduler = self._scheduler
         parts = scheduler.take_record_parts()
-        if not len(plan) and not (parts.preempted or parts.waits or parts.finished):
+        waiting = scheduler.waiting
+        if not len(plan) and waiting == self._told and not (parts.preempted or parts.waits or parts.finished):
             return None
+        self._told = waiting
         outputs = self._lap()
         self._ended = self._last
         copied = sum(len(copy.source) for copy in plan.copies)
@@ -75,7 +79,7 @@ class Recorder:
             prompt_tokens=parts.prompt_tokens,
             decode_tokens=parts.decode_tokens,
             running=scheduler.running,
-            waiting=scheduler.waiting,
+            waiting=waiting,
             swapped=scheduler.swapped,
             blocks_used=scheduler.blocks_used,
             blocks_cached=scheduler.blocks_cached,

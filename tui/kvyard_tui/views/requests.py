@@ -168,7 +168,7 @@ def requests_heading(shown: Shown, width: int) -> list[Line]:
     note = ""
     if status is not None:
         counts = status.requests
-        note = f"{counts.running} running {shown.glyphs.dot} {counts.waiting} waiting"
+        note = f"{counts.running} of {status.limits.max_running} running {shown.glyphs.dot} {counts.waiting} waiting"
         why = sorted(counts.waiting_by_reason.items(), key=lambda item: -item[1])
         if why:
             note += f" ({', '.join(f'{clean(reason)} {number}' for reason, number in why)})"
