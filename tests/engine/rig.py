@@ -85,34 +85,40 @@ class Rig:
         self._next = 1
 
     def submit(
-        self,
-        prompt: Many[int],
-        max_new: int = 4,
-        sampling: Sampling = GREEDY,
-        *,
-        n: int = 1,
-        emitted: Many[int] = (),
-        **fields: str | int,
+        self, prompt: Many[int], max_new: int = 4, sampling: Sampling = GREEDY, *, n: int = 1, first_index: int = 0
     ) -> list[int]:
-        """The sequences of one request; their ids."""
-        ids = list(range(self._next, self._next + n))
-        self._next += n
-        for index, id in enumerate(ids):
-            sequence = Sequence(
-                id=id,
-                request=ids[0],
-                index=index,
-                arrival=id,
-                arrived=float(id),
-                prompt=np.array(prompt, np.int32).tobytes(),
-                max_new=max_new,
-                sampling=sampling,
-                emitted=np.array(emitted, np.int32).tobytes(),
-                **fields,  # type: ignore[arg-type]  # fields of Sequence
-            )
-            self.got[id] = Got()
-            self._say(Submit(sequence))
-        return ids
+        """The sequences of one new request; their ids."""
+        request = self._next
+        return [self.add(request, first_index + at, n, prompt, max_new, sampling) for at in range(n)]
+
+    def add(
+        self,
+        request: int,
+        index: int,
+        n: int,
+        prompt: Many[int],
+        max_new: int,
+        sampling: Sampling,
+        emitted: Many[int] = (),
+    ) -> int:
+        """One sequence of a request; its id."""
+        id = self._next
+        self._next += 1
+        sequence = Sequence(
+            id=id,
+            request=request,
+            index=index,
+            arrival=id,
+            arrived=float(id),
+            prompt=np.array(prompt, np.int32).tobytes(),
+            max_new=max_new,
+            sampling=sampling,
+            emitted=np.array(emitted, np.int32).tobytes(),
+            n=n,
+        )
+        self.got[id] = Got()
+        self._say(Submit(sequence))
+        return id
 
     def cancel(self, *ids: int) -> None:
         """What the front says when a client is gone."""

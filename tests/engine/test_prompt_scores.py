@@ -202,7 +202,7 @@ def test_after_an_engines_death_they_are_told_only_if_they_were_not(tiny: Loaded
     prompt = prompt_of(24)
     alone = solo(tiny, prompt)
     rig = Rig(tiny, hashes=True)
-    (id,) = rig.submit(prompt, 4, SCORED, emitted=alone.tokens[:2])
+    id = rig.add(1, 0, 1, prompt, 4, SCORED, alone.tokens[:2])
     rig.run()
     assert rig.got[id].prompts == []
     assert rig.got[id].hashes == alone.hashes[2:]
