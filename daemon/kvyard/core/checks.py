@@ -6,8 +6,8 @@ numbers and texts are exactly of their type. What is wrong is raised as `Nonsens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import islice
+from collections.abc import Iterable, Iterator
+from itertools import islice, repeat
 from typing import Any, NamedTuple
 
 from kvyard.core.guard import Nonsense
@@ -113,13 +113,17 @@ class Checks:
     def _entries(self, value: Admission) -> Iterable[tuple[SequenceState, int]]:
         if value.entries is self._snapshot.waiting:
             # The queue is the core's own: it may be walked lazily, only as far as places and tokens reach.
-            return ((seq, WHOLE) for seq in self._ledger.queue)
+            return zip(self._queue(), repeat(WHOLE))
         places = self._ledger.max_running - (0 if value.evict else self._ledger.running)
         most = max(0, places) + value.skip + len(self._step.preempted) + 1
         entries = [self._entry(entry) for entry in islice(value.entries, most)]
         if len({seq for seq, _ in entries}) != len(entries):
             raise Nonsense("duplicate", "an entry is there twice")
         return entries
+
+    def _queue(self) -> Iterator[SequenceState]:
+        """The queue as it is when it is walked, not as it is now: refusals and a new order come between."""
+        yield from self._ledger.queue
 
     def _entry(self, entry: Any) -> tuple[SequenceState, int]:  # noqa: ANN401 - whatever a policy returned
         if type(entry) is not tuple:

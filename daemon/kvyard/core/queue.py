@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import itemgetter
 
 from kvyard.core.guard import Fault
@@ -26,6 +26,7 @@ BUCKET = 512
 
 
 _LAST = itemgetter(-1)
+_SEQUENCE: Callable[[Entry], SequenceState] = itemgetter(2)
 
 
 class SortedEntries:
@@ -39,7 +40,7 @@ class SortedEntries:
         return self._size
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return (entry[2] for bucket in self._buckets for entry in bucket)
+        return map(_SEQUENCE, chain.from_iterable(self._buckets))
 
     def _place(self, entry: Entry) -> int:
         """Index of the bucket for `entry`."""
@@ -97,8 +98,7 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[SequenceState]:
         """In order; those that came since the last `settle` stand at the end."""
         settled: Iterator[SequenceState] = iter(self._line) if self._sorted is None else iter(self._sorted)
-        yield from settled
-        yield from self._fresh
+        return chain(settled, self._fresh) if self._fresh else settled
 
     @property
     def keyed(self) -> bool:
