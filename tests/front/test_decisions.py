@@ -117,10 +117,12 @@ def test_continuations_answer_together() -> None:
 def test_memory_is_bounded_whatever_happens(happenings: list[tuple[int, str]]) -> None:
     decisions = log(events=40)
     unfinished: set[int] = set()
+    known: set[int] = set()
     for step, (number, what) in enumerate(happenings):
-        if what == "arrive" and number not in unfinished:
+        if what == "arrive" and number not in known:  # ids never come again
             decisions.arrived(number, f"r{number}", float(step))
             unfinished.add(number)
+            known.add(number)
         elif what == "admit":
             decisions.step(record(step=step, at=float(step), admitted=[(number, 0)]))
         elif what == "preempt":

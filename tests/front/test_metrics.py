@@ -349,7 +349,7 @@ class TestEngine:
 class TestMetrics10Faults:
     """METRICS-10: nothing raises into the serving path, and no counter goes back."""
 
-    def test_wrong_values_are_contained_and_counted(self) -> None:
+    def test_METRICS_10_wrong_values_are_contained_and_counted(self) -> None:
         metrics = Metrics("m")
         calls: list[Any] = [
             lambda: metrics.step(None),  # type: ignore[arg-type] # that is the point
@@ -387,7 +387,7 @@ class TestMetrics10Faults:
             max_size=40,
         )
     )
-    def test_no_counter_ever_goes_back(self, events: list[tuple[str, float, int]]) -> None:
+    def test_METRICS_10_no_counter_ever_goes_back(self, events: list[tuple[str, float, int]]) -> None:
         metrics = Metrics("m")
         before = counted(metrics)
         for what, number, count in events:

@@ -51,6 +51,9 @@ def lines(s: dict[str, Any]) -> list[str]:
         more = f" and {overtaken['count'] - 5} more" if overtaken["count"] > 5 else ""
         told.append(f"  overtaken by {overtaken['count']} later arrivals: {names}{more}")
     told += [f"  {_moment(h)}" for h in s["history"] if h["what"] in ("admitted", "finished")]
+    after = {name.replace("_", " "): at for name, at in s["after_s"].items() if at is not None}
+    if after:
+        told.append("  after its arrival: " + ", ".join(f"{name} {duration(at)}" for name, at in after.items()))
     return told
 
 

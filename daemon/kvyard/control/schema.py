@@ -280,7 +280,8 @@ METHODS: tuple[Method, ...] = (
         "viewer",
         {"request_id": "text"},
         "object",
-        "Why a request waits, since when, by which rule and what ends it; who gave way for whom; who overtook it.",
+        "Why a request waits, since when, by which rule and what ends it; who gave way for whom; who overtook it; "
+        "`after_s`: seconds from arrival to admission, first and last token and end, when it has ended.",
     ),
     Method(
         "events",

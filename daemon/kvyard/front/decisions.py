@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
 
+from kvyard.front.serving import Moments
 from kvyard.link.record import StepRecord
 
 WAKES: Final = {
@@ -29,6 +30,7 @@ WAKES: Final = {
 EVENT_BYTES: Final = 200
 """What an entry costs, measured roughly; for the bound on memory."""
 OVERTAKERS_SHOWN: Final = 20
+NEVER: Final = Moments()
 KEPT_PER_SEQUENCE: Final = 400
 """Happenings kept of one sequence: its first and its last ones."""
 
@@ -53,6 +55,8 @@ class Timeline:
     arrived: float
     happenings: list[Happening] = field(default_factory=list)
     ended: float | None = None
+    moments: Moments = NEVER
+    """Known when it has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,10 +117,11 @@ class DecisionLog:
             self._finish(sequence_id, record, reason)
         self._prune(record.at)
 
-    def ended(self, sequence_id: int, at: float, reason: str) -> None:
+    def ended(self, sequence_id: int, at: float, reason: str, moments: Moments = NEVER) -> None:
         """A sequence ended on the front's side (its client left, a time-out); harmless when it had ended before."""
         timeline = self._timelines.get(sequence_id)
         if timeline is not None and timeline.ended is None:
+            timeline.moments = moments
             self._close(timeline, Happening(-1, at, "finished", {"reason": reason}))
 
     def _finish(self, sequence_id: int, record: StepRecord, reason: str) -> None:
@@ -174,6 +179,7 @@ class DecisionLog:
             "state": state,
             "age_s": now - timeline.arrived,
             "waiting_for": self._waiting_for(timeline, now) if state in ("waiting", "preempted", "swapped") else None,
+            "after_s": self._after(timeline),
             "preempted": [self._told(h, now) for h in timeline.happenings if h.what == "preempted"],
             "made_way_for_it": [self._told(h, now) for h in timeline.happenings if h.what == "made-way"],
             "overtaken_by": self._overtakers(timeline, now),
@@ -190,6 +196,12 @@ class DecisionLog:
             if happening.what == "preempted":
                 return "swapped" if happening.detail["how"] == "swap" else "preempted"
         return "waiting"
+
+    @staticmethod
+    def _after(timeline: Timeline) -> dict[str, float | None]:
+        """Seconds from its arrival to each moment of an ended sequence; None for what never happened."""
+        moments = {**timeline.moments._asdict(), "end": timeline.ended}
+        return {name: None if at is None else at - timeline.arrived for name, at in moments.items()}
 
     def _waiting_for(self, timeline: Timeline, now: float) -> dict[str, Any]:
         begin = timeline.arrived

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import structlog
@@ -52,13 +52,21 @@ class Observer(Protocol):
         """Sequences that run and wait, where no step record says so."""
 
 
+class Moments(NamedTuple):
+    """When things happened to a sequence, on CLOCK_MONOTONIC; None for what never did."""
+
+    admitted: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+
+
 class Watcher(Protocol):
     """Who keeps the decision log. Times on CLOCK_MONOTONIC."""
 
     def arrived(self, sequence_id: int, request_id: str, at: float) -> None:
         """A sequence was taken up."""
 
-    def ended(self, sequence_id: int, at: float, reason: str) -> None:
+    def ended(self, sequence_id: int, at: float, reason: str, moments: Moments) -> None:
         """A sequence ended, however."""
 
 
@@ -395,7 +403,8 @@ class Serving:
     def _end(self, entry: Entry, reason: FinishReason, code: str = "") -> None:
         self.journal.end(entry.id)
         if self._watcher is not None:
-            self._watcher.ended(entry.id, self._clock(), code or reason)
+            moments = Moments(entry.admitted_at, entry.first_at, entry.last_at)
+            self._watcher.ended(entry.id, self._clock(), code or reason, moments)
         self._observer.finished(
             reason,
             self._clock() - entry.sequence.arrived,
