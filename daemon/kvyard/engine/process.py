@@ -125,10 +125,11 @@ def assemble(
     channel: Channel,
     page: ProgressPage,
     clock_ns: Callable[[], int] = time.monotonic_ns,
+    sampler: Sampler | None = None,
 ) -> Engine:
     """The loop around a loaded model. Raises Fault when a policy's declarations cannot be used.
 
-    `clock_ns` times the parts of a step.
+    `clock_ns` times the parts of a step; a `sampler` of one's own is for measurements without a model.
     """
     limits = Limits(
         blocks=size.blocks,
@@ -156,7 +157,8 @@ def assemble(
         channel=channel,
         scheduler=scheduler,
         backend=loaded.backend,
-        sampler=Sampler(loaded.config.vocab_size, loaded.eos_ids, 2 * start.max_running, hashes=start.deterministic),
+        sampler=sampler
+        or Sampler(loaded.config.vocab_size, loaded.eos_ids, 2 * start.max_running, hashes=start.deterministic),
         page=page,
         recorder=recorder,
         controls=Controls(scheduler, loader, recorder),
