@@ -68,6 +68,7 @@ class EngineLoop:
         self._retry_s = IDLE_RETRY_S[0]
         self._steps_since_collect = 0
         self._collected_generation = parts.recorder.generation
+        parts.controls.tables = self.tables
 
     def run(self) -> None:
         """Work until told to stop. Raises FrontGone when the front is gone."""
@@ -80,6 +81,10 @@ class EngineLoop:
                 continue
             if not self._step():
                 self._pause()
+
+    def tables(self) -> dict[str, int]:
+        """Entries of each table of unfinished sequences; all 0 when nothing runs or waits."""
+        return {"sequences": len(self._sequences), "admitted_once": len(self._admitted_once)}
 
     # ---- between steps
 

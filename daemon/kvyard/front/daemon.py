@@ -400,6 +400,7 @@ class Daemon:
             "requests": await self.requests(1_000_000),
             "events": self.log.last(1_000_000),
             "config": self.settings.describe(),
+            "tables": self.serving.tables(),
             "engine": engine,
         }
 
