@@ -37,7 +37,7 @@ def until(manager: socket.socket, wanted: str, seconds: float) -> list[str]:
     return lines
 
 
-def test_LIFECYCLE_12_and_13_ready_pings_and_stopping(default_model: Path, manager: socket.socket) -> None:
+def test_LIFECYCLE_12_LIFECYCLE_13_ready_pings_and_stopping(default_model: Path, manager: socket.socket) -> None:
     env = {"NOTIFY_SOCKET": str(manager.getsockname()), "WATCHDOG_USEC": "1500000"}
     with daemon(model=default_model, env=env) as running:
         until(manager, "READY=1", limit(30))
