@@ -24,6 +24,8 @@ class Channel:
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._inbox = Inbox()
+        # One buffer for all: a new one of this size in every step costs page faults.
+        self._received = memoryview(bytearray(READ))
         self._outbox = Outbox()
         self._early: list[ToEngine] = []
         self._poll = select.poll()
@@ -82,15 +84,15 @@ class Channel:
         messages, self._early = self._early, []
         while True:
             try:
-                data = self._sock.recv(READ)
+                count = self._sock.recv_into(self._received)
             except BlockingIOError:
                 return messages
             except OSError as error:
                 raise FrontGone from error
-            if not data:
+            if not count:
                 raise FrontGone
-            messages += [decode_to_engine(message) for message in self._inbox.feed(data)]
-            if len(data) < READ:  # there was no more; what comes now is for the next step
+            messages += [decode_to_engine(message) for message in self._inbox.feed(self._received[:count])]
+            if count < READ:  # there was no more; what comes now is for the next step
                 return messages
 
     def wait(self, seconds: float | None) -> None:
