@@ -61,7 +61,8 @@ def test_listing_tells_distribution_api_and_doc_without_importing(site: Path) ->
 
 def test_listing_survives_a_source_that_cannot_be_parsed(site: Path) -> None:
     put(site, "plugin_two", "def (:", "Mine")
-    assert row(list_policies(), "admission", "mine") == ("plugin_two", "1.0", "", "")
+    problem = "SyntaxError in plugin_two.py, line 1: invalid syntax"
+    assert row(list_policies(), "admission", "mine") == ("plugin_two", "1.0", "", problem)
 
 
 def test_listing_is_sorted_and_holds_the_built_in_ones() -> None:

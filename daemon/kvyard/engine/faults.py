@@ -7,6 +7,8 @@ The variable holds a JSON list of faults, each with
     token    only in a step with a sequence whose prompt contains this token id
     step     only in this step
     once     a file that must not exist and is created by the fault: so it happens once over restarts
+
+KVYARD_TEST_CONDUCT holds a JSON object of `ConductLimits`, so that starving shows within a test's time.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from typing import Literal
 import msgspec
 import numpy as np
 
+from kvyard.core.conduct import ConductLimits
 from kvyard.core.plan import Plan
 
 VARIABLE = "KVYARD_TEST_FAULTS"
+CONDUCT_VARIABLE = "KVYARD_TEST_CONDUCT"
 Point = Literal["schedule", "model", "sample", "outputs"]
 
 
@@ -43,6 +47,12 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     step: int | None = None
     seconds: float = 0.0
     once: str | None = None
+
+
+def conduct_limits() -> ConductLimits | None:
+    """The limits of conduct asked for; None, the normal case, leaves the core's own."""
+    text = os.environ.get(CONDUCT_VARIABLE)
+    return msgspec.json.decode(text, type=ConductLimits) if text else None
 
 
 class Faults:

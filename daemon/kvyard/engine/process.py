@@ -24,7 +24,7 @@ from kvyard.engine.backends.base import BackendError
 from kvyard.engine.channel import Channel, FrontGone
 from kvyard.engine.containment import ProcessContainment
 from kvyard.engine.control import Controls
-from kvyard.engine.faults import Faults
+from kvyard.engine.faults import Faults, conduct_limits
 from kvyard.engine.loading import Loaded, load
 from kvyard.engine.loop import EngineLoop, Parts
 from kvyard.engine.model_config import ModelError
@@ -149,7 +149,14 @@ def assemble(
         containment=ProcessContainment(timer, time.perf_counter_ns),
         watch=_PolicyWatch(page, loader.label),
     )
-    scheduler = Scheduler(limits, policies, clock_ns=time.perf_counter_ns, guard=guard, salt=secrets.token_bytes(16))
+    scheduler = Scheduler(
+        limits,
+        policies,
+        clock_ns=time.perf_counter_ns,
+        guard=guard,
+        salt=secrets.token_bytes(16),
+        conduct=conduct_limits(),
+    )
     scheduler.import_states(start.policy_state)
     recorder = Recorder(scheduler, clock_ns)
     recorder.generation = start.generation

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
@@ -283,11 +284,19 @@ class Daemon:
     def _refresh_policies(self) -> None:
         def done(reply: Reply) -> None:
             if reply.error is None:
-                self._in_force = list(reply.result["policies"])
-                names = {str(p["kind"]): str(p["name"]) for p in self._in_force}
-                self.metrics.policies(names, self.desk.in_charge.generation)
+                self._in_force_now(reply.result)
 
         self.serving.control("policies", {}, done)
+
+    async def _refreshed_policies(self) -> None:
+        """Before a change is answered: what `status` and `policy list` say then must be what was answered."""
+        with contextlib.suppress(OperationError):
+            self._in_force_now(await self.desk.ask("policies", {}))
+
+    def _in_force_now(self, answer: Mapping[str, Any]) -> None:
+        self._in_force = list(answer["policies"])
+        names = {str(p["kind"]): str(p["name"]) for p in self._in_force}
+        self.metrics.policies(names, self.desk.in_charge.generation)
 
     # ---- Operations
 
@@ -334,13 +343,13 @@ class Daemon:
     async def policy_swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Put another policy (or `kind` discipline) in charge; returns when it is."""
         result = await self.desk.swap(kind, name, params, who)
-        self._refresh_policies()
+        await self._refreshed_policies()
         return result
 
     async def policy_set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Change live parameters."""
         result = await self.desk.set(kind, params, who)
-        self._refresh_policies()
+        await self._refreshed_policies()
         return result
 
     async def policy_release(self, policy: str, who: Who) -> Mapping[str, Any]:

@@ -18,6 +18,8 @@ class SourceFacts:
     doc: str = ""
     """First paragraph of the docstring, on one line."""
     api: tuple[int, int] | None = None
+    problem: str = ""
+    """Why the source cannot be used, as far as that shows without running it."""
 
 
 def read_source(offer: Offer, path: Sequence[str] | None = None) -> SourceFacts:
@@ -27,8 +29,10 @@ def read_source(offer: Offer, path: Sequence[str] | None = None) -> SourceFacts:
         return SourceFacts()
     try:
         module = ast.parse(file.read_text("utf-8"), str(file))
-    except (OSError, UnicodeError, SyntaxError, ValueError):
-        return SourceFacts()
+    except SyntaxError as error:
+        return SourceFacts(problem=f"SyntaxError in {file.name}, line {error.lineno}: {error.msg}")
+    except (OSError, UnicodeError, ValueError) as error:
+        return SourceFacts(problem=f"{file.name} cannot be read: {error}")
     for node in module.body:
         if isinstance(node, ast.ClassDef) and node.name == offer.attribute:
             return SourceFacts(_first_paragraph(ast.get_docstring(node)), _api_of(node))

@@ -101,7 +101,7 @@ def _describe(offer: Offer, path: Sequence[str] | None) -> Installed:
         target=f"{offer.module}:{offer.attribute}",
         api=f"{api[0]}.{api[1]}",
         doc=facts.doc,
-        problem=_api_problem(api),
+        problem=facts.problem or _api_problem(api),
     )
 
 
