@@ -13,13 +13,14 @@ ARGS   ?=
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(if $(SOCKET),--socket $(SOCKET)) $(ARGS)
 
-.PHONY: help serve test test-slow check format install clean gpu-check kernels-check bench-core
+.PHONY: help serve test test-slow mutants check format install clean gpu-check kernels-check bench-core
 
 help:
 	@echo "make serve   set up, fetch the default model, serve it in the foreground (PORT= HOST= SOCKET= ARGS=)"
 	@echo "make test    set up, run all checks and tests"
 	@echo "make check   formatter, linter, types, import rules"
 	@echo "make test-slow  the long proofs, whole"
+	@echo "make mutants  put faults into copies of the code; the tests that name them have to fail"
 	@echo "make bench-core  what the engine does between two model steps, against its limits"
 	@echo "make kernels-check  compile all kernels for sm_80, sm_90, sm_100 and gfx942; needs no GPU"
 	@echo "make gpu-check  kernels, tokens and speed on this machine's GPU, from the source tree, with PYTHON's"
@@ -57,6 +58,9 @@ test: check
 
 test-slow: $(STAMP)
 	$(BIN)/pytest --run-slow
+
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutants $(ARGS)
 
 kernels-check: $(STAMP)
 	env -u TRITON_INTERPRET $(BIN)/python -m kvyard_kernels.compile $(ARGS)

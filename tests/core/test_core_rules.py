@@ -54,6 +54,21 @@ def test_capacity_02_the_limit_is_exact() -> None:
     assert [log.finished for log in run_all(scheduler)] == [[(1, "length")]]
 
 
+def test_boundary_06_a_block_is_taken_by_the_token_that_needs_it() -> None:
+    """Two that fill the pool exactly: never a block more than their tokens in KV need, and nobody gives way."""
+    scheduler = scheduler_of(scripted_set(), blocks=10, block_size=16, max_step_tokens=64)
+    for id in (1, 2):
+        scheduler.add(spec(id, prompt_len=16, max_new=64))
+    most = 0
+    while scheduler.has_work():
+        log = run_step(scheduler)
+        assert log.preempted == []
+        for row in scheduler.request_rows(2):
+            assert row.blocks == -(-row.computed // 16)
+        most = max(most, scheduler.blocks_used)
+    assert most == 10
+
+
 def test_what_never_fits_names_the_blocks() -> None:
     scheduler = scheduler_of(scripted_set(), blocks=8, block_size=4, max_model_len=256)
     scheduler.add(spec(1, prompt_len=30, max_new=3))  # the last token is never fed back: 32 in KV
@@ -570,9 +585,11 @@ def test_the_key_is_evaluated_on_arrival_and_requeue_never_per_step() -> None:
     assert admission.keys == 5
 
 
-def test_preempt_06_a_preempted_one_comes_before_later_ones_of_its_priority() -> None:
-    admission = Counting()
-    scheduler = scheduler_of(scripted_set(admission), blocks=4, max_running=2)
+@pytest.mark.parametrize("admission", [Counting, ScriptedAdmission], ids=["by key", "in line"])
+def test_preempt_06_a_preempted_one_comes_before_later_ones_of_its_priority(
+    admission: Callable[[], ScriptedAdmission],
+) -> None:
+    scheduler = scheduler_of(scripted_set(admission()), blocks=4, max_running=2)
     scheduler.add(spec(1))
     scheduler.add(spec(2))
     run_step(scheduler)

@@ -1,0 +1,138 @@
+"""The mutations: a small fault in one place, and the test that must notice."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Mutation:
+    """Replace `old`, which occurs once in `path`, by `new`; then `test` (a pytest node id) must fail."""
+
+    fault: str
+    path: str
+    old: str
+    new: str
+    test: str
+
+    def apply(self, root: Path) -> None:
+        """Put the fault into the tree at `root`. Raises ValueError when the code is not what it was written for."""
+        file = root / self.path
+        text = file.read_text(encoding="utf-8")
+        if (found := text.count(self.old)) != 1:
+            raise ValueError(f"{self.fault}: {self.path} has {self.old!r} {found} times instead of once")
+        file.write_text(text.replace(self.old, self.new), encoding="utf-8")
+
+
+CORE, ENGINE, FRONT = "daemon/kvyard/core", "daemon/kvyard/engine", "daemon/kvyard/front"
+
+MUTATIONS = (
+    Mutation(
+        "a freed block is kept",
+        f"{CORE}/pool.py",
+        "self._bare += bare\n",
+        "self._bare += bare[1:]\n",
+        "tests/core/test_pool.py::test_blocks_are_conserved_whatever_happens",
+    ),
+    Mutation(
+        "host blocks of a cancelled sequence are kept",
+        f"{CORE}/ledger.py",
+        "            self.host.release(seq.host)\n            seq.host = []",
+        "            seq.host = []",
+        "tests/core/test_host_pool.py::test_leak_09_a_swapped_request_that_is_cancelled_gives_everything_back",
+    ),
+    Mutation(
+        "an ended sequence and its view hold each other",
+        f"{CORE}/ledger.py",
+        "            del seq.view  # the two hold each other, and the collector is off while anything runs\n",
+        "",
+        "tests/core/test_garbage.py::test_ended_sequences_leave_no_cycles",
+    ),
+    Mutation(
+        "the seed of the row, not of the request",
+        f"{ENGINE}/sampler.py",
+        "uniform(self._seeds[slots[random]], generated[random])",
+        "uniform(self._seeds[random], generated[random])",
+        "tests/engine/test_sampler.py::test_invariance_03_rows_are_as_alone",
+    ),
+    Mutation(
+        "off by one at a block edge: a decode takes its block a token early",
+        f"{CORE}/growth.py",
+        "        grows = total > capacity",
+        "        grows = total >= capacity",
+        "tests/core/test_core_rules.py::test_boundary_06_a_block_is_taken_by_the_token_that_needs_it",
+    ),
+    Mutation(
+        "off by one at a block edge: a wholly cached prompt leaves nothing to compute",
+        f"{CORE}/ledger.py",
+        "range((seq.total - 1) // self.block_size)",
+        "range(seq.total // self.block_size)",
+        "tests/core/test_prefix.py::test_prefix_07_and_08_all_full_blocks_but_one_token_stays_to_compute",
+    ),
+    Mutation(
+        "a stop string's beginning is flushed early",
+        f"{FRONT}/text/stops.py",
+        "        cut = len(whole) - node.depth",
+        "        cut = len(whole)",
+        "tests/front/text/test_stops.py::test_the_outcome_is_the_definition_however_the_text_is_cut",
+    ),
+    Mutation(
+        "min_tokens off by one: an end is held back a token too long",
+        f"{ENGINE}/sampler.py",
+        "if generated[row] < state.sampling.min_tokens:",
+        "if generated[row] <= state.sampling.min_tokens:",
+        "tests/engine/test_sampler.py::test_min_tokens_holds_back_every_end_and_the_requests_own_stops",
+    ),
+    Mutation(
+        "min_tokens off by one: a stop string counts a token too early",
+        f"{FRONT}/text/continuation.py",
+        "self.count < self._min_tokens",
+        "self.count + 1 < self._min_tokens",
+        "tests/front/text/test_continuation.py::test_min_tokens_holds_stop_strings_back",
+    ),
+    Mutation(
+        "penalties are lost when a sequence comes back",
+        f"{ENGINE}/sampler.py",
+        "Penalties(sampling, prompt, emitted) if",
+        "Penalties(sampling, prompt, emitted[:0]) if",
+        "tests/engine/test_sampler.py::test_a_sequence_that_comes_back_goes_on_as_if_nothing_had_been",
+    ),
+    Mutation(
+        "a preempted sequence is requeued at the tail",
+        f"{CORE}/queue.py",
+        "self._line.move_to_end(seq, last=False)",
+        "self._line.move_to_end(seq, last=True)",
+        "tests/core/test_core_rules.py::test_preempt_06_a_preempted_one_comes_before_later_ones_of_its_priority",
+    ),
+    Mutation(
+        "a block's digest forgets its parent",
+        f"{CORE}/prefix.py",
+        "block.update(parent + tokens",
+        "block.update(root + tokens",
+        "tests/core/test_prefix.py::test_a_digest_covers_everything_before_it",
+    ),
+    Mutation(
+        "log-probabilities of the wrong row",
+        f"{ENGINE}/sampler.py",
+        "token_logprobs(logits[torch.from_numpy(asked)],",
+        "token_logprobs(logits[: len(asked)],",
+        "tests/engine/test_sampler.py::test_logprobs_are_the_models_own_for_those_that_ask",
+    ),
+    Mutation(
+        "the usage counts a block too many as cached",
+        f"{CORE}/intake.py",
+        "min(len(offer.hits) * ledger.block_size, seq.prompt_len)",
+        "min((len(offer.hits) + 1) * ledger.block_size, seq.prompt_len)",
+        "tests/core/test_prefix.py::test_prefix_07_and_08_all_full_blocks_but_one_token_stays_to_compute",
+    ),
+    Mutation(
+        "an incomplete character is flushed",
+        f"{FRONT}/text/detokenizer.py",
+        "return self._decode(self._bytes_of(token))",
+        "return self._decode(self._bytes_of(token), True)",
+        "tests/front/text/test_detokenizer.py::test_valid_text_cut_anywhere_never_shows_a_replacement_sign",
+    ),
+)
