@@ -12,8 +12,8 @@ from typing import Any
 from kvyard.control.client import Client, ControlError
 
 from tests.e2e.daemon import DaemonProcess, wait_until
-from tests.e2e.metrics import idle_again
-from tests.e2e.streams import Result, run_all, wishes
+from tests.e2e.metrics import idle_again, value
+from tests.e2e.streams import Result, Wish, run_all, wishes
 from tests.e2e.test_equality import check_equal
 from tests.e2e.timing import limit
 
@@ -51,6 +51,7 @@ class Yard:
     running: DaemonProcess
     solo: list[Result]
     client: Client
+    wanted: list[Wish] = field(default_factory=lambda: WANTED)
     steps: dict[int, dict[str, Any]] = field(default_factory=dict)
 
     def swap(self, kind: str, name: str) -> dict[str, Any]:
@@ -75,19 +76,19 @@ class Yard:
 
         async def scene() -> list[Result]:
             self.client.call("pause")
-            task = asyncio.create_task(run_all(self.running.base, WANTED))
+            task = asyncio.create_task(run_all(self.running.base, self.wanted))
             await asyncio.to_thread(wait_until, self._all_wait, 20, "all requests to wait")
             self.client.call("resume")
             await asyncio.to_thread(during)
             return await task
 
         got = asyncio.run(scene())
-        check_equal(got, self.solo, WANTED)
+        check_equal(got, self.solo, self.wanted)
         idle_again(self.running)
         return got
 
     def _all_wait(self) -> bool:
-        return int(self.client.call("requests", {"limit": 1})["total"]) == len(WANTED)
+        return int(self.client.call("requests", {"limit": 1})["total"]) == len(self.wanted)
 
     def restore(self) -> None:
         """The default discipline in charge, nobody in quarantine."""
@@ -98,7 +99,7 @@ class Yard:
 
 def try_fault(yard: Yard, fault: Fault) -> dict[str, Any] | None:
     """Swap it in, run the load, check everything; its exit record."""
-    before = len(yard.ejections())
+    before, counted = len(yard.ejections()), ejected(yard, fault)
     try:
         yard.swap(fault.kind, f"faulty-{fault.name}")
         yard.load()
@@ -111,10 +112,18 @@ def try_fault(yard: Yard, fault: Fault) -> dict[str, Any] | None:
             exits
         )
         check_exit(yard, fault, exits[0])
+        assert ejected(yard, fault) == counted + 1, "the counter goes up by one"
+        told = [line for line in yard.running.log.splitlines() if "policy.ejected" in line and fault.policy in line]
+        assert told, "and the log says so"
         return exits[0]
     finally:
         with contextlib.suppress(ControlError):
             yard.restore()
+
+
+def ejected(yard: Yard, fault: Fault) -> float:
+    """Policies of this kind put out so far, by the metrics."""
+    return value(yard.running, "kvyard_policy_ejections_total", kind=fault.kind)
 
 
 def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
@@ -132,10 +141,10 @@ def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def yard_of(running: DaemonProcess, solo: list[Result]) -> Iterator[Yard]:
+def yard_of(running: DaemonProcess, solo: list[Result], wanted: list[Wish] = WANTED) -> Iterator[Yard]:
     """Connect, and listen to the steps."""
     with Client(running.socket, timeout=60) as client, Client(running.socket) as listener:
-        yard = Yard(running, solo, client)
+        yard = Yard(running, solo, client, wanted)
 
         def listen() -> None:
             with contextlib.suppress(ControlError, OSError):

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from kvyard.control.client import ControlError
@@ -14,7 +15,8 @@ from kvyard.control.client import ControlError
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.faults import FLAGS, HARD_S, WALL_S, WANTED, Fault, Yard, try_fault, yard_of
 from tests.e2e.metrics import idle_again, value
-from tests.e2e.streams import Result, run_each
+from tests.e2e.quick_model import quick_model
+from tests.e2e.streams import Result, Wish, run_each, wishes
 from tests.e2e.test_plugin import install
 from tests.e2e.timing import limit
 
@@ -23,6 +25,7 @@ FAULTY = Path(__file__).parents[2] / "plugins" / "faulty"
 QUICK = [
     Fault("raises", ("raised",)),
     Fault("garbage", ("nonsense",)),
+    Fault("unknown", ("unknown",)),
     Fault("finished", ("finished",)),
     Fault("nobody", ("stalled",)),
     Fault("sleeps", ("timeout",), most_s=WALL_S),
@@ -37,7 +40,6 @@ QUICK = [
 """A representative of each way to fail."""
 OTHERS = [
     Fault("none", ("not-a-decision",)),
-    Fault("unknown", ("unknown",)),
     Fault("duplicates", ("duplicate",)),
     Fault("victims-raise", ("raised",), kind="preemption"),
     Fault("negative", ("nonsense",), kind="prefill"),
@@ -91,7 +93,7 @@ def yard(running: DaemonProcess, solo: list[Result]) -> Iterator[Yard]:
 
 
 @pytest.mark.parametrize("fault", QUICK, ids=lambda fault: fault.name)
-def test_no_client_notices(yard: Yard, fault: Fault) -> None:
+def test_PLUGIN_06_no_client_notices(yard: Yard, fault: Fault) -> None:
     record = try_fault(yard, fault)
     if record is not None and fault.name == "garbage":
         assert record["snapshot"]["running"] == 8
@@ -100,7 +102,7 @@ def test_no_client_notices(yard: Yard, fault: Fault) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
-def test_no_client_notices_the_others_either(yard: Yard, fault: Fault) -> None:
+def test_PLUGIN_06_no_client_notices_the_others_either(yard: Yard, fault: Fault) -> None:
     try_fault(yard, fault)
     assert not Path("/tmp/kvyard-faulty").exists()
 
@@ -123,6 +125,38 @@ def test_a_candidate_that_cannot_be_made_changes_nothing(yard: Yard, name: str, 
     with pytest.raises(ControlError, match=says):
         yard.swap("admission", f"faulty-{name}")
     assert yard.in_charge() == before
+
+
+def test_PLUGIN_07_a_refused_candidate_then_twenty_swaps_under_load(yard: Yard) -> None:
+    """A constructor that raises leaves the old one in charge; then twenty changes; 28 of 28 are served in order."""
+    before, exits = yard.in_charge(), len(yard.ejections())
+    made: list[dict[str, Any]] = []
+
+    def refused() -> None:
+        with pytest.raises(ControlError, match="no such table"):
+            yard.swap("admission", "faulty-constructor")
+        assert yard.in_charge() == before
+        swaps()
+
+    def swaps() -> None:
+        names = ("vllm", "sarathi", "vllm-priority", "kvyard", "vllm")
+        made.extend([yard.swap("discipline", name) for name in names])
+
+    try:
+        for changes in (refused, swaps, swaps, swaps):
+            since = max(yard.steps, default=0)
+            yard.load(changes)
+            # All of these disciplines admit equals in the order of arrival.
+            steps = [step for number, step in sorted(yard.steps.items()) if number > since]
+            first = list(dict.fromkeys(id for step in steps for id, _ in step["admitted"]))
+            assert first == sorted(first)
+            assert len(first) == len(WANTED)
+            assert made[-1]["step"] < steps[-1]["step"], "the changes were made while they were served"
+        assert len(yard.ejections()) == exits
+        generations = [result["generation"] for result in made]
+        assert generations == list(range(generations[0], generations[0] + 20))
+    finally:
+        yard.restore()
 
 
 def test_a_candidate_that_fails_while_it_takes_over_changes_nothing(yard: Yard) -> None:
@@ -223,3 +257,29 @@ def test_a_slow_model_is_nobodys_fault(default_model: Path, solo: list[Result]) 
         yard.load()
         assert yard.ejections() == []
         assert yard.client.call("status")["discipline"] == "kvyard"
+
+
+def test_who_starves_one_request_is_put_out_and_it_is_served(site: Path, tmp_path: Path) -> None:
+    """Passed over by more others than the limit of conduct (lowered for the test), it then comes in."""
+    flags = ("--deterministic", "--dtype", "float32", "--kv-blocks", "64", "--max-running", "2")
+    wanted = [
+        Wish(tuple(token % 250 for token in wish.prompt), wish.max_tokens)
+        for wish in wishes(150, seed=92, prompt=(4, 8), output=(3, 5))
+    ]
+    env = {"PYTHONPATH": str(site), "KVYARD_TEST_CONDUCT": json.dumps({"overtakes": 40})}
+    with daemon(*flags, model=quick_model(tmp_path / "quick"), env=env) as running:
+        solo = run_each(running.base, wanted)
+        with yard_of(running, solo, wanted) as yard:
+            yard.swap("admission", "faulty-starves")
+            yard.client.call("policy.set", {"kind": "admission", "params": {"running": 0, "waiting": 100}})
+            yard.load()
+            (record,) = yard.ejections()
+            assert (record["policy"], record["code"]) == ("admission/faulty-starves", "starving")
+            starved = re.search(r"sequence (\d+) was passed over by (\d+) others", record["message"])
+            assert starved is not None
+            assert int(starved[2]) > 40
+            assert yard.in_charge()["admission"] == "builtin"
+            came_in = [step["step"] for step in yard.steps.values() if int(starved[1]) in dict(step["admitted"])]
+            assert len(came_in) == 1
+            assert record["step"] <= came_in[0] <= record["step"] + 20, "served as soon as places are free"
+            assert value(running, "kvyard_policy_ejections_total", kind="admission", code="starving") == 1
