@@ -118,7 +118,7 @@ def test_any_sibling_may_be_cancelled_at_any_time(who: int, after: int, prefix_c
             step(scheduler, kv)
     assert not scheduler.has_work()
     assert scheduler.blocks_used == 0
-    assert scheduler.ledger.families._members == {}
+    assert scheduler.ledger.families._families == {}
 
 
 def step(scheduler: Scheduler, kv: KvModel) -> Plan:

@@ -16,6 +16,7 @@ import numpy as np
 
 from kvyard.core.columns import RowColumns
 from kvyard.core.lifecycle import State
+from kvyard.core.plan import TokenArray
 from kvyard.core.sequence import NO_ROW, SequenceState
 
 NO_BLOCK = -1
@@ -34,47 +35,72 @@ class Fork:
     """The donor's block with the tokens behind the full ones, to be copied; or NO_BLOCK."""
 
 
+class Family:
+    """The unfinished sequences of one request."""
+
+    __slots__ = ("members", "running")
+
+    def __init__(self) -> None:
+        self.members: list[SequenceState] = []
+        self.running: list[SequenceState] = []
+        """Those that have a row: kept apart, since a hundred may ask in one step what these few have."""
+
+
 class Families:
-    """Which unfinished sequences belong to one request, and what they can give each other."""
+    """Which unfinished sequences belong together, and what they can give each other."""
 
     def __init__(self, cols: RowColumns) -> None:
         self._cols = cols
-        self._members: dict[int, list[SequenceState]] = {}
+        self._families: dict[int, Family] = {}
 
     def join(self, seq: SequenceState) -> None:
         """A sequence of a request that has several. One whose prompt is another than theirs stays alone."""
-        members = self._members.setdefault(seq.request, [])
-        if not members or self._alike(members[0], seq):
-            members.append(seq)
-            seq.family = members
+        family = self._families.setdefault(seq.request, Family())
+        if not family.members or self._alike(family.members[0], seq):
+            family.members.append(seq)
+            seq.family = family
 
     def _alike(self, one: SequenceState, other: SequenceState) -> bool:
         # The root covers tenant and salt. Where only lengths count there are none to compare.
         if one.prompt_len != other.prompt_len or one.root != other.root:
             return False
-        prompts = [self._prompt(seq) for seq in (one, other)]
-        return prompts[0] is prompts[1] is None or bool(np.array_equal(*prompts))  # type: ignore[arg-type]  # None is unequal
+        mine, others = self._prompt(one), self._prompt(other)
+        if mine is None or others is None:
+            return mine is others
+        return bool(np.array_equal(mine, others))
 
-    def _prompt(self, seq: SequenceState) -> np.typing.NDArray[np.int32] | None:
+    def _prompt(self, seq: SequenceState) -> TokenArray | None:
         if seq.tokens is None:
             return None
         known = seq.tokens if seq.row == NO_ROW else self._cols.tokens[seq.row]
         return known[: seq.prompt_len]
 
-    def leave(self, seq: SequenceState) -> None:
-        """A member ended."""
-        members = seq.family
-        if members is None:
+    @staticmethod
+    def enter(seq: SequenceState) -> None:
+        """It runs from now on."""
+        if seq.family is not None:
+            seq.family.running.append(seq)
+
+    @staticmethod
+    def vacate(seq: SequenceState) -> None:
+        """It gives its blocks back."""
+        if seq.family is not None:
+            seq.family.running.remove(seq)
+
+    def end(self, seq: SequenceState) -> None:
+        """It ended, and holds nothing any more."""
+        family = seq.family
+        if family is None:
             return
         seq.family = None
-        members.remove(seq)
-        if not members:
-            del self._members[seq.request]
+        family.members.remove(seq)
+        if not family.members:
+            del self._families[seq.request]
 
     def fork(self, seq: SequenceState, step: int) -> Fork | None:
         """What `seq`, which waits, could take over now from one of its own."""
-        common = self._common(seq)
-        donor = next((other for other in self._running(seq) if self._has(other, common, step)), None)
+        common = _common(seq)
+        donor = next((other for other in _givers(seq) if self._has(other, common, step)), None)
         if donor is None or not common:
             return None
         cols = self._cols
@@ -84,21 +110,35 @@ class Families:
 
     def awaits(self, seq: SequenceState, step: int) -> bool:
         """Whether one of its own computes just now what `seq`, which waits, could then take over."""
-        common = self._common(seq)
-        running = self._running(seq) if common else []
-        return bool(running) and not any(self._has(other, common, step) for other in running)
-
-    @staticmethod
-    def _common(seq: SequenceState) -> int:
-        """Tokens that `seq` could take over: the prompt, but at least one token stays to be computed."""
-        return 0 if seq.state is State.SWAPPED else min(seq.prompt_len, seq.total - 1)
-
-    @staticmethod
-    def _running(seq: SequenceState) -> list[SequenceState]:
-        assert seq.family is not None
-        # Whose prompt is scored takes over only from one that was scored as well.
-        scored = seq.scored and seq.total == seq.prompt_len
-        return [other for other in seq.family if other.row != NO_ROW and (other.scored or not scored)]
+        common = _common(seq)
+        givers = _givers(seq) if common else []
+        return bool(givers) and not any(self._has(other, common, step) for other in givers)
 
     def _has(self, other: SequenceState, tokens: int, step: int) -> bool:
         return other.admitted_step != step and int(self._cols.computed[other.row]) >= tokens
+
+    def audit(self) -> list[str]:
+        """Every broken invariant in words."""
+        faults = []
+        for family in self._families.values():
+            if [seq for seq in family.members if seq.row != NO_ROW] != sorted(
+                family.running, key=family.members.index
+            ):
+                faults.append("a family's running members are not those that have a row")
+            if any(seq.family is not family for seq in family.members):
+                faults.append("a sequence is in two families")
+        return faults
+
+
+def _common(seq: SequenceState) -> int:
+    """Tokens that `seq` could take over: the prompt, but at least one token stays to be computed."""
+    return 0 if seq.state is State.SWAPPED else min(seq.prompt_len, seq.total - 1)
+
+
+def _givers(seq: SequenceState) -> list[SequenceState]:
+    """Running ones of its own that it may take over from."""
+    assert seq.family is not None
+    # Whose prompt is scored takes over only from one that was scored as well.
+    if seq.scored and seq.total == seq.prompt_len:
+        return [other for other in seq.family.running if other.scored]
+    return seq.family.running

@@ -130,7 +130,8 @@ class Ledger:
             seq.tokens = None
             del seq.view  # the two hold each other, and the collector is off while anything runs
             if seq.family is not None:
-                self.families.leave(seq)
+                self.families.vacate(seq)
+                self.families.end(seq)
             del sequences[seq.id]
             told.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
         self.count.finished += len(ended)
@@ -141,7 +142,7 @@ class Ledger:
         seq.move(Event.FINISH)
         seq.tokens = None
         del seq.view
-        self.families.leave(seq)
+        self.families.end(seq)
         del self.sequences[seq.id]
         self.count.finished += 1
 
@@ -164,6 +165,7 @@ class Ledger:
             if seq.total - computed == 1:
                 self.cols.prompt[row] = False
                 self.prompts -= 1
+        self.families.enter(seq)
         seq.move(Event.ADMIT)
         seq.admissions += 1
         seq.admitted_step = self.step
@@ -186,6 +188,7 @@ class Ledger:
             self.publish(seq, int(self.cols.computed[seq.row]))
         self.pool.release(self.cols.table(seq.row))
         self.prompts -= bool(self.cols.prompt[seq.row])
+        self.families.vacate(seq)
         self.cols.vacate(seq, keep_tokens)
         seq.published = 0
         self._views = None
@@ -321,7 +324,7 @@ class Ledger:
             faults.append("the count of swapped sequences is wrong")
         if sum(len(seq.host) for seq in self.sequences.values()) != self.host.used:
             faults.append("host blocks are lost or held twice")
-        return faults
+        return faults + self.families.audit()
 
 
 def _contents(spec: SequenceSpec) -> TokenArray | None:

@@ -8,6 +8,7 @@ from kvyard.core.lifecycle import Event, State, after
 from kvyard.core.plan import SequenceSpec, TokenArray
 
 if TYPE_CHECKING:
+    from kvyard.core.fork import Family
     from kvyard.core.snapshot import View
     from kvyard.policy.base import OrderKey
 
@@ -73,7 +74,7 @@ class SequenceState:
         """Tokens whose KV is kept, valid while it has no row."""
         self.root = b""
         """Start of its digest chain; empty without a prefix cache."""
-        self.family: list[SequenceState] | None = None
+        self.family: Family | None = None
         """All unfinished sequences of its request, where it has several."""
         self.digests: list[bytes] = []
         self.published = 0

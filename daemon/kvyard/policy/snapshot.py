@@ -83,7 +83,10 @@ class RequestView(Protocol):
 
     @property
     def hits(self) -> int:
-        """Full blocks of this waiting sequence found in the prefix cache now; looked up when asked."""
+        """Full blocks that this waiting sequence could share now, looked up when asked: found in the prefix cache,
+
+        or held by another sequence of its request (`n` > 1).
+        """
 
     @property
     def preemptions(self) -> int:
