@@ -337,7 +337,8 @@ async def test_scheduling_fields_reach_the_job(serve: Serve) -> None:
 async def test_what_is_not_supported_is_said_so(serve: Serve, name: str) -> None:
     async with serve(" x") as served:
         asked: dict[str, Any] = {"tools": [{"type": "function"}], "response_format": {"type": "json_object"}}
-        error = refused(await served.complete(**{name: asked.get(name, "something")}), name)
+        ask = served.chat if name in CompletionRequest.__struct_fields__ else served.complete
+        error = refused(await ask(**{name: asked.get(name, "something")}), name)
         assert error["code"] == "unsupported_parameter"
         assert "not supported" in error["message"]
         for calm in UNSUPPORTED[name].neutral:

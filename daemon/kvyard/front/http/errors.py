@@ -63,6 +63,11 @@ _GENERATION_ERRORS: Final[dict[str, tuple[int, dict[str, str]]]] = {
     "deadline": (504, {"x-should-retry": "false"}),
     "cancelled": (503, {"x-should-retry": "false"}),
     "engine_killed": (500, {"x-should-retry": "false"}),
+    "never_fits": (400, {}),
+    "bad_sequence": (400, {}),
+    "bad_request": (400, {}),
+    "refused_by_policy": (503, {"x-should-retry": "false"}),
+    "shutting_down": (503, {"retry-after": "1"}),
 }
 """Status and headers by code. `x-should-retry` keeps OpenAI's clients from repeating what would end the same way."""
 

@@ -38,7 +38,8 @@ def openapi_document(version: str) -> Json:
         "openapi": "3.1.0",
         "info": {"title": "kvyard", "version": version, "description": "OpenAI-compatible completions."},
         "paths": _paths(),
-        "components": {"schemas": components},
+        "components": {"schemas": components, "securitySchemes": {"key": {"type": "http", "scheme": "bearer"}}},
+        "security": [{}, {"key": []}],
     }
 
 
@@ -91,6 +92,7 @@ def _generating(summary: str, request: str, content: Json) -> Json:
     operation = _posting(summary, request, content)
     for status, why in (
         ("400", "The request must be changed."),
+        ("401", "No key, or one that is not in force."),
         ("404", "Another model."),
         ("413", "The body is too large."),
         ("429", "The queue is full; Retry-After says when to come back."),

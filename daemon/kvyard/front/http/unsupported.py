@@ -70,6 +70,8 @@ UNSUPPORTED: Final[Mapping[str, Unsupported]] = {
     "chat_template": Unsupported("a chat template of the request's own is"),
     "documents": Unsupported("documents for the chat template are", (None, [])),
     "mm_processor_kwargs": Unsupported("input other than text is", (None, {})),
+    "best_of": Unsupported("choosing the best of several answers to a conversation is", (None, 1)),
+    "echo": Unsupported("repeating a conversation in its answer is", (None, False)),
     "kv_transfer_params": Unsupported("transfer of KV between servers is", (None, {})),
 }
 
@@ -79,6 +81,7 @@ HARMLESS: Final = frozenset(
         "moderation",
         "parallel_tool_calls",
         "prompt_cache_key",
+        "prompt_cache_options",
         "prompt_cache_retention",
         "reasoning_effort",
         "safety_identifier",
