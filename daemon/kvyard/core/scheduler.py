@@ -391,6 +391,7 @@ class Scheduler:
             "paused": self._paused,
             "limits": {name: getattr(ledger.limits, name) for name in ledger.limits.__slots__},
             "blocks": {"used": self.blocks_used, "cached": self.blocks_cached, "free": self.blocks_free},
+            "evicted_blocks": 0 if ledger.index is None else ledger.index.evicted,
             "host_blocks_used": ledger.host.used,
             "running": self.running,
             "waiting": self.waiting,
