@@ -7,7 +7,8 @@ import json
 import signal
 import socket
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,37 +123,44 @@ def test_a_hangup_signal_takes_changed_keys_over_and_keeps_the_old_where_the_fil
 
 
 def test_CAPACITY_06_a_burst_is_refused_on_arrival(guarded: Guarded) -> None:
-    """A cap of 8 (4 run, 4 wait) and 64 long prompts at once; scheduling stands still, so that nobody leaves."""
+    """A cap of 8 (4 run, 4 wait) and 64 long prompts at once; scheduling stands still until 56 are refused."""
     with Client(guarded.running.socket) as client:
         client.call("pause")
         try:
-            statuses, waits = asyncio.run(_burst(guarded, 64))
+            statuses, waits = asyncio.run(_burst(guarded, 64, lambda: client.call("resume")))
         finally:
             client.call("resume")
     # No refusal waited for the tokenizer, which has one thread: 8 were counted before it began.
-    assert statuses.count(429) == 56
+    assert statuses == {429: 56, 200: 8}
     assert max(waits) < limit(0.2), max(waits)
 
 
-async def _burst(guarded: Guarded, count: int) -> tuple[list[int], list[float]]:
+async def _burst(guarded: Guarded, count: int, resume: Callable[[], object]) -> tuple[Counter[int], list[float]]:
+    """Statuses of all, and the seconds from sending a request to its refusal, over connections made before."""
+    url = urlsplit(guarded.running.base)
     text = "word " * 750  # nearly all that the model's window holds, and long enough for the tokenizer's thread
-    limits = httpx.Limits(max_connections=count)
-    async with httpx.AsyncClient(
-        base_url=guarded.running.base,
-        headers=bearer(guarded.ann),
-        timeout=limit(30),
-        limits=limits,
-    ) as http:
-        await asyncio.gather(*(http.get("/health") for _ in range(count)))  # connections are made
+    statuses: Counter[int] = Counter()
+    waits: list[float] = []
+    wires = [await asyncio.open_connection(url.hostname, url.port) for _ in range(count)]
 
-        async def ask(at: int) -> tuple[int, float]:
-            began = time.monotonic()
-            body = {"prompt": f"{at} {text}", "max_tokens": 1, "queue_timeout_ms": 1000}
-            answer = await http.post("/v1/completions", json=body)
-            return answer.status_code, time.monotonic() - began
+    async def ask(at: int) -> tuple[int, float]:
+        reader, writer = wires[at]
+        began = time.monotonic()
+        writer.write(_request(guarded, {"prompt": f"{at} {text}", "max_tokens": 1}))
+        status = int((await reader.readline()).split()[1])
+        wait = time.monotonic() - began
+        writer.close()
+        return status, wait
 
-        answers = await asyncio.gather(*(ask(at) for at in range(count)))
-    return [status for status, _ in answers], [wait for status, wait in answers if status == 429]
+    async with asyncio.timeout(limit(30)):
+        for done in asyncio.as_completed([ask(at) for at in range(count)]):
+            status, wait = await done
+            statuses[status] += 1
+            if status == 429:
+                waits.append(wait)
+                if len(waits) == count - 8:
+                    await asyncio.to_thread(resume)
+    return statuses, waits
 
 
 def test_keys_stand_nowhere(guarded: Guarded) -> None:
@@ -171,12 +179,11 @@ def test_a_reader_that_stops_is_cut_by_bytes_and_holds_no_kv(guarded: Guarded) -
     """Some megabytes of a stream that nobody reads lie in the kernel's buffers; what is more stays in the daemon."""
     running = guarded.running
     cuts = _cuts(guarded)
-    body = json.dumps({"prompt": "x", "max_tokens": 4000, "n": 8, "stream": True, "ignore_eos": True, "logprobs": 20})
+    wanted = {"prompt": "x", "max_tokens": 4000, "n": 8, "stream": True, "ignore_eos": True, "logprobs": 20}
     with socket.socket() as sock:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
         sock.connect((urlsplit(running.base).hostname, urlsplit(running.base).port))
-        head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {guarded.bob}\r\n"
-        sock.sendall(f"{head}content-length: {len(body)}\r\n\r\n{body}".encode())
+        sock.sendall(_request(guarded, wanted))
         assert sock.recv(12) == b"HTTP/1.1 200"  # and no byte more
         wait_until(lambda: _cuts(guarded) == cuts + 1, limit(30), "the client to be cut")
         metrics = guarded.get("/metrics", guarded.bob).text
@@ -191,6 +198,38 @@ def test_a_reader_that_stops_is_cut_by_bytes_and_holds_no_kv(guarded: Guarded) -
         except ConnectionResetError:
             pass
         assert b"[DONE]" not in received
+
+
+def _request(guarded: Guarded, fields: dict[str, object]) -> bytes:
+    body = json.dumps(fields)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {guarded.bob}\r\n"
+    return f"{head}content-length: {len(body)}\r\n\r\n{body}".encode()
+
+
+def _ask(guarded: Guarded, **fields: object) -> socket.socket:
+    url = urlsplit(guarded.running.base)
+    sock = socket.create_connection((url.hostname or "", url.port or 80), timeout=limit(20))
+    sock.sendall(_request(guarded, {"prompt": "x", "ignore_eos": True, **fields}))
+    return sock
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_stops_sending_gets_its_answer(guarded: Guarded, stream: bool) -> None:
+    with _ask(guarded, max_tokens=100, stream=stream) as sock:
+        sock.shutdown(socket.SHUT_WR)
+        received = b""
+        while part := sock.recv(1 << 16):
+            received += part
+    assert b"HTTP/1.1 200" in received
+    assert b'"finish_reason":"length"' in received
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_DISCONNECT_02_an_orderly_close_ends_the_request(guarded: Guarded, stream: bool) -> None:
+    with Client(guarded.running.socket) as client:
+        with _ask(guarded, max_tokens=4000, stream=stream):
+            wait_until(lambda: client.call("requests")["total"] == 1, limit(5), "the request to be there")
+        wait_until(lambda: client.call("requests")["total"] == 0, limit(1), "the request to be gone")
 
 
 def _cuts(guarded: Guarded) -> int:

@@ -191,3 +191,49 @@ async def test_a_slow_but_reading_client_is_left_alone(serve: Serve) -> None:
             await asyncio.sleep(0.02)
         writer.close()
         assert served.service.cancelled == 0
+
+
+@pytest.mark.parametrize("fields", [{"max_tokens": 30}, {"max_tokens": 30, "stream": True}, {"max_tokens": 1}])
+async def test_a_client_that_only_stops_sending_gets_its_answer(serve: Serve, fields: dict[str, Any]) -> None:
+    async with serve([300] * 40, step_s=0.02) as served:
+        reader, writer = await ask(served, **fields)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 5 * PATIENCE)  # to the end: the server closes behind it
+        writer.close()
+        final = answer[answer.index(b"HTTP/1.1 200") :]
+        assert answer[: -len(final)] in (b"", b"HTTP/1.1 102 Processing\r\n\r\n")
+        assert (b"[DONE]" in final) == bool(fields.get("stream"))
+        assert b'"finish_reason":"length"' in final
+        assert served.service.cancelled == 0
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_one_that_stops_sending_and_then_leaves_is_noticed(serve: Serve, stream: bool) -> None:
+    async with serve([300] * 5000, step_s=0.01, max_model_len=8192) as served:
+        _, writer = await ask(served, max_tokens=4000, stream=stream)
+        await served.eventually(lambda: served.service.live == 1)
+        writer.write_eof()
+        await asyncio.sleep(0.3)
+        assert served.service.live == 1
+        writer.close()
+        await served.eventually(lambda: served.service.live == 0)
+
+
+async def test_one_that_stops_sending_in_its_request_is_gone(serve: Serve) -> None:
+    async with serve(" a") as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(raw({})[:-5])
+        writer.write_eof()
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+        assert served.service.jobs == []
+
+
+async def test_pipelined_requests_of_one_that_stops_sending_are_all_answered(serve: Serve) -> None:
+    async with serve([300] * 4, step_s=0.02) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(raw({"max_tokens": 2}) * 3)
+        writer.write_eof()
+        answer = await asyncio.wait_for(reader.read(), 5 * PATIENCE)
+        writer.close()
+        assert answer.count(b"HTTP/1.1 200") == 3

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 from typing import Any, Final
 
 import structlog
@@ -19,6 +20,11 @@ KEEP_ALIVE_S: Final = 75
 """Longer than clients and proxies keep idle connections, so that it is they who close them, without a race."""
 MOST_HEAD_BYTES: Final = 64 << 10
 """Of a request's line and headers together."""
+
+FIRST_PROBE_S: Final = 0.005
+"""A client that has closed its sending side is left in peace for this long: most small answers are out by then."""
+PROBE_S: Final = 1.0
+_PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 log = structlog.get_logger()
 # Its warnings are about requests that are answered with an error here, or advice on installing packages.
@@ -40,6 +46,13 @@ class _Counting:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever the transport has
         return getattr(self._transport, name)
+
+
+def _reset(transport: asyncio.Transport) -> bool:
+    """Whether the connection has ended in both directions; nobody reads it any more who would notice."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), 0)  # errors and hang-ups are always reported
+    return bool(poll.poll(0))
 
 
 class _Handle:
@@ -81,6 +94,8 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._head_bytes = 0
         """Received since the last message ended."""
         self._in_head = True
+        self._half_closed = False
+        self._next_probe = 0.0
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
@@ -93,6 +108,35 @@ class ConnectionProtocol(HttpToolsProtocol):
         if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
             what = f"A request's line and headers have at most {MOST_HEAD_BYTES} bytes together."
             self._refuse(ApiError(431, what, code="headers_too_large"))
+
+    def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it; uvicorn's always lets it close
+        """The client sends no more: it is gone or waits for its answer, which only bytes sent to it can tell."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.scope["http_version"] != "1.1":
+            return False
+        self._half_closed = True
+        self.loop.call_later(FIRST_PROBE_S, self._look_after_client, FIRST_PROBE_S)
+        return True
+
+    def _look_after_client(self, waited: float) -> None:
+        if self._handle.lost or self.transport.is_closing():
+            return
+        if _reset(self.transport):
+            self.transport.abort()
+            return
+        now = self.loop.time()
+        # A machine that has closed its socket answers anything by a reset. The chunks of a stream do as well.
+        if not self.cycle.response_started and not self.pipeline and now >= self._next_probe:
+            self._next_probe = now + PROBE_S
+            self.transport.write(_PROBE)
+        wait = min(2 * waited, PROBE_S)
+        self.loop.call_later(wait, self._look_after_client, wait)
+
+    def on_response_complete(self) -> None:
+        last = not self.pipeline
+        super().on_response_complete()
+        if self._half_closed and last:
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
