@@ -10,8 +10,9 @@ import pytest
 import torch
 import triton
 from kvyard.core.plan import BlockCopy
+from kvyard.engine import decoder
 from kvyard.engine.backends import cuda, cuda_ops
-from kvyard.engine.backends.base import BackendError
+from kvyard.engine.backends.base import BackendError, Batch
 from kvyard.engine.backends.cpu import CpuBackend
 from kvyard.engine.backends.cuda import CudaBackend
 from kvyard.engine.loading import load, load_weights
@@ -92,6 +93,28 @@ def test_deterministic_logits_do_not_depend_on_company(tmp_path: Path) -> None:
         run(backend, [job], blocks=64, seed=1)
         same = next(other for other in together if other.prompt == job.prompt)
         assert job.hashes == same.hashes
+
+
+def test_scored_rows_are_read_in_passing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decoder, "SCORED_PIECE", 2)
+    backend = on_cuda(folder(tmp_path, "llama"), deterministic=True)
+    batch = Batch(
+        tokens=torch.tensor([5, 17, 3, 96, 44], dtype=torch.int32),
+        positions=torch.arange(5, dtype=torch.int32),
+        starts=torch.tensor([0, 5], dtype=torch.int32),
+        lengths=torch.tensor([5], dtype=torch.int32),
+        tables=torch.tensor([[1, 0]], dtype=torch.int32),
+        cache_slots=torch.tensor([4, 5, 6, 7, 0]),
+        logit_rows=torch.arange(5),
+        decodes=0,
+    )
+    whole = backend.forward(batch)
+    batch.logit_rows, batch.scored_rows = torch.tensor([4]), torch.tensor([0, 1, 2])
+    pieces: list[torch.Tensor] = []
+    last = backend.forward(batch, lambda logits: pieces.append(logits.clone()))
+    assert [len(piece) for piece in pieces] == [2, 1]
+    assert torch.equal(torch.cat(pieces), whole[:3])
+    assert torch.equal(last, whole[4:])
 
 
 def test_self_check_passes_and_finds_a_dependence_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
