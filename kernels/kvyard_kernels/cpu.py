@@ -10,6 +10,7 @@ import ctypes
 import functools
 import struct
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -67,6 +68,17 @@ class CpuPool:
         """A copy as `[blocks, block_size, kv_heads, width]`."""
         split = self.blocks[:, layer, 1].reshape(-1, self.kv_heads, self.block_size, self.value_width)
         return split[..., : self.width].permute(0, 2, 1, 3).contiguous()
+
+    def gather(self, layer: int, blocks: Tensor, length: int) -> tuple[Tensor, Tensor]:
+        """Keys and values of `length` tokens in these blocks (int64), each `[kv_heads, length, width]`."""
+        raw = self.blocks[blocks, layer]  # [blocks, 2, kv_heads, block_size * padded width]
+        keys = raw[:, 0, :, : self.width * self.block_size].reshape(-1, self.kv_heads, self.width, self.block_size)
+        values = raw[:, 1].view(-1, self.kv_heads, self.block_size, self.value_width)[..., : self.width]
+        tokens = (self.kv_heads, -1, self.width)
+        return (
+            keys.permute(1, 0, 3, 2).reshape(tokens)[:, :length],
+            values.permute(1, 0, 2, 3).reshape(tokens)[:, :length],
+        )
 
 
 def rms_norm(residual: Tensor, weight: Tensor, eps: float, x: Tensor | None, dtype: torch.dtype) -> Tensor:
@@ -137,11 +149,16 @@ class Tiles:
     """Query-key pairs, to decide whether threads pay."""
 
 
-def attention_tiles(starts: Tensor, lengths: Tensor, group: int) -> Tiles:
-    """Cut `[n + 1]` starts and `[n]` lengths (int32) into tiles of at most 24 query rows."""
+def attention_tiles(starts: Tensor, lengths: Tensor, group: int, without: Sequence[int] = ()) -> Tiles:
+    """Cut `[n + 1]` starts and `[n]` lengths (int32) into tiles of at most 24 query rows.
+
+    `without` names sequences that something else computes.
+    """
     step = max(1, _TILE_ROWS // group)
     begins, contexts = starts.numpy(), lengths.numpy()  # numpy's small operations cost a tenth of torch's
     counts = begins[1:] - begins[:-1]
+    if without:
+        counts[list(without)] = 0
     pieces = (counts + (step - 1)) // step
     rows = np.repeat(np.arange(len(counts), dtype=np.int32), pieces)
     piece = np.arange(len(rows), dtype=np.int32) - (np.cumsum(pieces) - pieces)[rows]
@@ -165,10 +182,15 @@ def paged_attention(
     window: int,
     dtype: torch.dtype,
 ) -> Tensor:
-    """`reference.paged_attention` over the pool: float32 `[t, h, d]` queries to `dtype` `[t, h * d]`."""
+    """`reference.paged_attention` over the pool: float32 `[t, h, d]` queries to `dtype` `[t, h * d]`.
+
+    Rows that no tile covers are left as they are.
+    """
     tokens, heads, width = q.shape
     q = q.contiguous()
     out = torch.empty(tokens, heads * width, dtype=dtype)
+    if not len(tiles.tiles):
+        return out
     group = heads // pool.kv_heads
     tile_rows = max(1, _TILE_ROWS // group) * group
     span = tiles.longest + 2 * pool.block_size + 2 * LANES

@@ -24,7 +24,7 @@ class Case:
         self, chunks: list[tuple[int, int, int]], window: int = 0, dtype: torch.dtype = torch.float32
     ) -> list[Tensor]:
         """One call for chunks `(sequence, first, end)`; `[end - first, heads, width]` for each."""
-        q, starts, lengths, tables = self._arguments(chunks)
+        q, starts, lengths, tables = self.arguments(chunks)
         tiles = cpu.attention_tiles(starts, lengths, self.heads // self.pool.kv_heads)
         scale = self.pool.width**-0.5
         out = cpu.paged_attention(q, self.pool, 0, tables, starts, lengths, tiles, scale, window, dtype)
@@ -32,12 +32,13 @@ class Case:
 
     def expect(self, chunks: list[tuple[int, int, int]], window: int = 0) -> list[Tensor]:
         """The reference's answer to the same."""
-        q, starts, lengths, tables = self._arguments(chunks)
+        q, starts, lengths, tables = self.arguments(chunks)
         keys, values = self.pool.keys(0).float(), self.pool.values(0).float()
         out = reference.paged_attention(q, keys, values, tables, starts, lengths, self.pool.width**-0.5, window)
         return _by_chunk(out, chunks)
 
-    def _arguments(self, chunks: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    def arguments(self, chunks: list[tuple[int, int, int]]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Queries, starts, lengths and tables of a step with these chunks."""
         q = torch.cat([self.queries[i][first:end] for i, first, end in chunks])
         counts = torch.tensor([0, *(end - first for _, first, end in chunks)])
         lengths = torch.tensor([end for _, _, end in chunks], dtype=torch.int32)

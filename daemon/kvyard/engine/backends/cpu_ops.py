@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 from kvyard_kernels import cpu, reference
+from kvyard_kernels.cpu_chunks import Chunk, chunk_attention, chunks_of
 from torch import Tensor
 
 from kvyard.engine.backends.base import Batch
@@ -23,7 +24,7 @@ class CpuOps:
         self.dtype = dtype
         self.embedding = embedding
         self.pool: cpu.CpuPool | None = None
-        self._deterministic = deterministic
+        self.deterministic = deterministic
         self._row_sizes: dict[tuple[int, ...], tuple[int, ...]] = {}
         self._tables: dict[Rope, tuple[Tensor, Tensor]] = {}
 
@@ -53,7 +54,7 @@ class CpuOps:
         """Packed; in deterministic mode behind `RowTiles`, whose sizes are found once per shape."""
         weight = weights.matrix(name)
         product = pack(weight, weights.bias(name))
-        if not self._deterministic:
+        if not self.deterministic:
             return product
         outputs, inputs = weight.shape
         if (outputs, inputs) not in self._row_sizes:
@@ -87,7 +88,14 @@ class CpuStep:
 
     def __init__(self, ops: CpuOps, pool: cpu.CpuPool, batch: Batch) -> None:
         self._ops, self._config, self._pool, self._batch = ops, ops.config, pool, batch
-        self._tiles = cpu.attention_tiles(batch.starts, batch.lengths, ops.config.heads // ops.config.kv_heads)
+        group = ops.config.heads // ops.config.kv_heads
+        self._tiles = self._rest = cpu.attention_tiles(batch.starts, batch.lengths, group)
+        self._chunks: list[Chunk] = []
+        if not ops.deterministic:
+            self._chunks = chunks_of(batch.starts, batch.lengths, batch.tables, pool.block_size, pool.dtype)
+        if self._chunks:
+            taken = [chunk.sequence for chunk in self._chunks]
+            self._rest = cpu.attention_tiles(batch.starts, batch.lengths, group, taken)
         self._rotations: dict[Rope, tuple[Tensor, Tensor]] = {}
 
     def embed(self) -> Tensor:
@@ -106,10 +114,16 @@ class CpuStep:
         q = cpu.rope_and_cache(
             qkv, config.heads, cos, sin, self._pool, layer.index, batch.cache_slots, layer.head_norms, config.norm_eps
         )
-        return cpu.paged_attention(
-            q, self._pool, layer.index, batch.tables, batch.starts, batch.lengths, self._tiles, config.scale,
-            config.layer_window(layer.index), self._ops.dtype,
+        window = config.layer_window(layer.index)
+        # A window is the routine's own; products over all keys would compute mostly what is masked.
+        chunks = [] if window else self._chunks
+        out = cpu.paged_attention(
+            q, self._pool, layer.index, batch.tables, batch.starts, batch.lengths,
+            self._rest if chunks else self._tiles, config.scale, window, self._ops.dtype,
         )  # fmt: skip
+        for chunk in chunks:
+            chunk_attention(q, self._pool, layer.index, chunk, config.scale, out)
+        return out
 
     def gate(self, gate_up: Tensor) -> Tensor:
         """See `Step.gate`."""
