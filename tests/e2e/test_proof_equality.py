@@ -54,9 +54,9 @@ class Pressure:
         return [body | {"ignore_eos": True, "stop": None, "stop_token_ids": None} for body in asked]
 
 
-def flags(dtype: str, *more: str) -> list[str]:
+def flags(dtype: str) -> tuple[str, ...]:
     """Of both daemons."""
-    return ["--deterministic", "--dtype", dtype, "--max-step-tokens", str(BUDGET), *more]
+    return ("--dtype", dtype, "--max-step-tokens", str(BUDGET))
 
 
 @contextlib.contextmanager
@@ -113,29 +113,34 @@ def check_same(got: Sequence[Answer], solo: Sequence[Answer], wanted: Sequence[d
     )
 
 
-def prove(load: Pressure, dtype: str, model: Path) -> None:
-    """Run the load under pressure, beside it each request alone in another daemon, and compare."""
-    wanted, leavers = load.wanted, load.leavers
+def both_ways(load: Pressure, model: Path, *chosen: str) -> tuple[list[Answer], list[Answer]]:
+    """The load under pressure and, at the same time in another daemon, each request alone."""
     ample = ("--kv-blocks", "512", "--max-running", "16")
     with (
-        daemon(*flags(dtype), *ample, model=model) as quiet,
-        under_pressure(load, model, *flags(dtype)) as running,
+        daemon(*chosen, *ample, model=model) as quiet,
+        under_pressure(load, model, *chosen) as running,
         ThreadPoolExecutor() as threads,
     ):
-        alone = threads.submit(run_alone, quiet.base, wanted)
+        alone = threads.submit(run_alone, quiet.base, load.wanted)
         with victims_in_both_ways(running):
-            got = asyncio.run(run_together(running.base, wanted, leavers, load.at_once))
+            got = asyncio.run(run_together(running.base, load.wanted, load.leavers, load.at_once))
         idle_again(running)
         check_pressure(running, load, got)
         solo = alone.result()
         assert value(quiet, "kvyard_preemptions_total") == 0
-    check_same(got, solo, wanted)
+    return got, solo
+
+
+def prove(load: Pressure, dtype: str, model: Path) -> None:
+    """Deterministic: everything is equal."""
+    got, solo = both_ways(load, model, "--deterministic", *flags(dtype))
+    check_same(got, solo, load.wanted)
     hashes = sum(len(choice.hashes) for answer in got for choice in answer.choices.values())
     print(f"\n{dtype}: {len(got)} of {len(got)} requests, {hashes} rows of logits equal their solo runs")
 
 
 QUICK = Pressure(200, Shape((1, 300), (1, 60)), BYTES, blocks=30, swap_blocks=24)
-SHORT = Pressure(24, Shape((1, 100), (6, 36)), WORDS, blocks=14, swap_blocks=12)
+SHORT = Pressure(16, Shape((1, 100), (6, 36)), WORDS, blocks=14, swap_blocks=12)
 WHOLE = Pressure(200, Shape((1, 300), (1, 60)), WORDS, blocks=30, swap_blocks=24)
 
 

@@ -115,6 +115,13 @@ MUTATIONS = (
         "tests/core/test_prefix.py::test_a_digest_covers_everything_before_it",
     ),
     Mutation(
+        "what comes back from the host pool is read from the device",
+        f"{ENGINE}/backends/cpu.py",
+        '"in": (self._host, device)',
+        '"in": (device, device)',
+        "tests/e2e/test_proof_equality.py::test_two_hundred_requests_of_a_small_model_equal_their_solo_runs",
+    ),
+    Mutation(
         "log-probabilities of the wrong row",
         f"{ENGINE}/sampler.py",
         "token_logprobs(logits[torch.from_numpy(asked)],",
