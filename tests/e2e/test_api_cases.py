@@ -52,6 +52,7 @@ def test_LEAK_02_sequential_requests_leave_nothing_in_any_table(small: DaemonPro
             assert client.call("requests", {"limit": 1})["total"] == 0
             if number in (99, 199):
                 held.append((front.memory_info().rss, engine.memory_info().rss))
+        assert set(client.call("dump")["tables"].values()) == {0}
     idle_again(small)
     growth = [after - before for before, after in zip(*held, strict=True)]
     assert max(growth) < 5 * MIB, growth

@@ -12,7 +12,7 @@ from kvyard.front.http import errors, requests
 from kvyard.front.http.app import ABSENT, create_app
 from kvyard.front.http.authentication import OPEN
 from kvyard.front.http.order import DEFAULT_MAX_TOKENS
-from kvyard.front.http.protocol import MOST_HEAD_BYTES
+from kvyard.front.http.protocol import ARRIVAL_S, KEEP_ALIVE_S, MOST_HEAD_BYTES
 from kvyard.front.http.sampling import GREEDY_BELOW, HOTTEST
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.http.unsupported import HARMLESS, UNSUPPORTED
@@ -145,6 +145,7 @@ def test_the_numbers_of_the_page_are_those_of_the_code() -> None:
     assert f"at most {settings.max_body_bytes >> 20} MiB" in PAGE
     assert f"at most {MOST_HEAD_BYTES >> 10} KiB" in PAGE
     assert f"for {settings.stall_timeout_s:g} s while something waited" in PAGE
+    assert f"after {ARRIVAL_S:g} s, one kept for the next after {KEEP_ALIVE_S} s" in PAGE
     kib = Settings.model_fields["client_buffer_kib"].default
     assert settings.most_unsent == kib << 10
     assert f"`client_buffer_kib` ({kib >> 10} MiB)" in PAGE

@@ -8,6 +8,7 @@ import logging
 
 import pytest
 import structlog.testing
+from kvyard.front.http import protocol
 from kvyard.front.http.protocol import MOST_HEAD_BYTES
 
 from tests.front.http.conftest import PATIENCE, Serve, Served
@@ -78,6 +79,56 @@ async def test_garbage_behind_a_request_does_not_break_into_its_answer(serve: Se
         assert raw.count(b"HTTP/1.1") <= 1
         writer.close()
         await served.eventually(lambda: served.service.live == 0)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests have to be there within 0.3 s."""
+    monkeypatch.setattr(protocol, "ARRIVAL_S", 0.3)
+
+
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\n"
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("sent", [POST, POST + b'Content-Length: 99\r\n\r\n{"prompt'])
+async def test_half_a_request_is_not_waited_for_without_end(serve: Serve, sent: bytes) -> None:
+    async with serve(" a") as served:
+        status, _, body = await exchange(served, sent)
+        assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
+        assert served.service.jobs == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_nor_is_silence(serve: Serve) -> None:
+    async with serve(" a") as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        assert await asyncio.wait_for(reader.read(), PATIENCE) == b""
+        writer.close()
+
+
+async def test_a_malformed_chunk_is_answered(serve: Serve) -> None:
+    async with serve(" a") as served:
+        status, _, body = await exchange(served, POST + b"Transfer-Encoding: chunked\r\n\r\n", b"zz\r\n{}\r\n")
+        assert (status, json.loads(body)["error"]["code"]) == (400, "invalid_http")
+        assert served.service.jobs == []
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_long_answers_and_later_requests_have_their_own_time(serve: Serve) -> None:
+    body = b'{"prompt": "x", "max_tokens": 5}'
+    whole = POST + b"Content-Length: %d\r\n\r\n%s" % (len(body), body)
+    async with serve([300] * 5, step_s=0.12) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        for _ in range(2):
+            writer.write(whole)  # answered for longer than a request may take
+            await asyncio.wait_for(reader.readuntil(b"total_tokens"), PATIENCE)
+            await asyncio.sleep(0.4)
+        writer.write(whole + whole[:40])  # half of the next one does not end the answer to this one
+        await asyncio.wait_for(reader.readuntil(b"total_tokens"), PATIENCE)
+        writer.close()
+        assert len(served.service.jobs) == 3
+        assert served.service.cancelled == 0
 
 
 async def test_an_upgrade_that_is_not_offered_is_ignored_silently(

@@ -21,6 +21,8 @@ KEEP_ALIVE_S: Final = 75
 MOST_HEAD_BYTES: Final = 64 << 10
 """Of a request's line and headers together."""
 
+ARRIVAL_S = 120.0
+"""Seconds in which a request has to be here whole, from the connection or its first byte on."""
 FIRST_PROBE_S: Final = 0.005
 """A client that has closed its sending side is left in peace for this long: most small answers are out by then."""
 PROBE_S: Final = 1.0
@@ -96,9 +98,11 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._in_head = True
         self._half_closed = False
         self._next_probe = 0.0
+        self._arrival: asyncio.TimerHandle | None = self.loop.call_later(ARRIVAL_S, self._too_late)
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
+        self._arrived()
         self._handle.lost = True
 
     def data_received(self, data: bytes) -> None:
@@ -138,7 +142,28 @@ class ConnectionProtocol(HttpToolsProtocol):
         if self._half_closed and last:
             self.transport.close()
 
+    def _arrived(self) -> None:
+        if self._arrival is not None:
+            self._arrival.cancel()
+            self._arrival = None
+
+    def _too_late(self) -> None:
+        self._arrival = None
+        if self.transport.is_closing():
+            return
+        # While an answer goes on the next request has time, and the server may not even be reading it.
+        answering = self._in_head and self.cycle is not None and not self.cycle.response_complete
+        if answering or self.pipeline or self.flow.read_paused:
+            self._arrival = self.loop.call_later(ARRIVAL_S, self._too_late)
+        elif self._head_bytes:
+            what = f"The request was not here whole within {ARRIVAL_S:g} s."
+            self._refuse(ApiError(408, what, code="request_timeout"))
+        else:
+            self.transport.close()
+
     def on_message_begin(self) -> None:
+        if self._arrival is None:
+            self._arrival = self.loop.call_later(ARRIVAL_S, self._too_late)
         super().on_message_begin()
         self.scope["extensions"] = self._extensions
 
@@ -148,6 +173,7 @@ class ConnectionProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
+        self._arrived()
         self._head_bytes, self._in_head = 0, True
 
     def send_400_response(self, msg: str) -> None:
@@ -156,7 +182,8 @@ class ConnectionProtocol(HttpToolsProtocol):
 
     def _refuse(self, error: ApiError) -> None:
         log.info("http.invalid", code=error.code, client=self.client[0] if self.client else None)
-        if self.cycle is None or self.cycle.response_complete:
+        in_body = not self._in_head and not self.pipeline and not self.cycle.response_started
+        if in_body or self.cycle is None or self.cycle.response_complete:
             body = error_body(error)
             head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (JSON.encode(), len(body))
             self.transport.write(STATUS_LINE[error.status] + head + body)
