@@ -125,7 +125,7 @@ class Control(Struct, array_like=True, tag="control"):
     """An operator's action at the step boundary, answered by `Reply` with the same ticket.
 
     Methods: `policies` (what is in force), `swap` {kind|discipline, name, params, who}, `set` {kind,
-    params, who}, `pause`, `resume`, `dump`, `release` {policy}.
+    params, who}, `pause`, `resume`, `dump`, `release` {policy}, `places` {max_running}.
     """
 
     ticket: int
