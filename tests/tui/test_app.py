@@ -49,7 +49,7 @@ async def test_80x24_shows_kv_rates_policies_and_requests() -> None:
 async def test_40x12_keeps_what_matters() -> None:
     async with watched((40, 12)) as (_, app, _):
         screen = text(app)
-        for part in ("queue 4.0 ms", "TTFT 85 ms", "60% KV", "340 tok/s", "3 running", "req-0001", "▶"):
+        for part in ("queue 4.0 ms", "TTFT 85 ms", "60% KV", "340 tok/s", "3 of 16 running", "req-0001", "▶"):
             assert part in screen, f"{part!r} is not on screen:\n{screen}"
         assert_whole(app)
 

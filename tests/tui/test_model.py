@@ -128,3 +128,20 @@ def test_preemptions_are_bounded_and_the_newest_stay() -> None:
         yard.saw_step(Step(number, [took(number, 0), took(5, 0)]))
     assert len(yard.preempted) == KEPT_PREEMPTIONS
     assert 5 in yard.preempted and 6 not in yard.preempted
+
+
+def test_TUI_06_another_daemon_on_the_same_socket_has_none_of_the_old_requests() -> None:
+    """Every daemon numbers its sequences from 1: an id that was selected must not name another request."""
+    yard = Yard()
+    yard.connected(Hello(1, "0.1.0", "admin", 1))
+    yard.saw_status(replace(status(), uptime_s=100.0), 1000.0)
+    yard.saw_requests(RequestPage(1, [row(1)]))
+    yard.saw_step(Step(7, [Preempted(1, 2, "growth", "recompute", 16)]))
+    yard.lost("the connection ended", 1002.0)
+    yard.connected(Hello(1, "0.1.0", "admin", 1))
+    yard.saw_status(replace(status(), uptime_s=105.2), 1005.0)
+    assert yard.row(1) is not None, "the same daemon after a moment without connection"
+    yard.connected(Hello(1, "0.1.0", "admin", 1))
+    yard.saw_status(replace(status(), uptime_s=4.0), 1010.0)
+    assert yard.row(1) is None
+    assert not yard.preempted

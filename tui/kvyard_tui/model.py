@@ -22,6 +22,8 @@ KEPT_EVENTS = 200
 KEPT_PREEMPTIONS = 1000
 STALE_AFTER = 3.0
 """Seconds without news after which the age of the data is shown."""
+OTHER_DAEMON = 2.0
+"""Seconds by which the start of the daemon must have moved for it to be another one."""
 NOTICE_FOR = 10.0
 """Seconds that the answer to a key press stays on screen."""
 
@@ -88,12 +90,17 @@ class Yard:
     events: deque[Event] = field(default_factory=lambda: deque(maxlen=KEPT_EVENTS))
     """Oldest first."""
     history: History = field(default_factory=History)
+    began: float | None = None
+    """When the daemon started, on the screen's clock."""
+    _greeted: bool = False
+    """A connection is new: its first status tells whether it is still the same daemon."""
     preempted: dict[int, Preempted] = field(default_factory=dict)
     """The last preemption of each sequence; the oldest are forgotten."""
 
     def connected(self, hello: Hello) -> None:
         """The daemon greeted."""
         self.phase = "live"
+        self._greeted = True
         self.problem = ""
         self.retry_at = None
         self.hello = hello
@@ -106,6 +113,12 @@ class Yard:
 
     def saw_status(self, status: Status, now: float) -> None:
         """A new status came."""
+        began = now - status.uptime_s
+        if self._greeted and self.began is not None and abs(began - self.began) > OTHER_DAEMON:
+            # Another daemon numbers its sequences anew: what was selected must not become somebody else's.
+            self.requests = None
+            self.preempted.clear()
+        self.began, self._greeted = began, False
         self.status = status
         self.status_at = now
         self.history.add(status, now)
