@@ -119,8 +119,8 @@ class Settings(BaseSettings):
     block_size: int = _setting(16, "Tokens per KV block.", ge=1, le=1024)
     max_running: Count = _setting(
         256,
-        "Most sequences that run at once. Live up to its value at the start; after lowering it what runs goes on, and "
-        "nobody comes in until fewer run.",
+        "Most sequences that run at once. Live up to its value at the start; after lowering it what runs goes on, "
+        "and nobody comes in until fewer run.",
         "live",
     )
     max_step_tokens: Count = _setting(512, "Token budget of a step, decodes and prompt chunks together.")
