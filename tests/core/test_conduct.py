@@ -133,6 +133,15 @@ def test_who_passes_one_request_over_is_put_out() -> None:
     assert 1 not in [row.id for row in target.request_rows(99) if row.state == "waiting"]
 
 
+@pytest.mark.parametrize(("priority", "ends"), [(1, []), (0, [("admission", "starving")])])
+def test_who_serves_the_more_urgent_first_starves_nobody(priority: int, ends: list[tuple[str, str]]) -> None:
+    """A request that its own client made less urgent than all the others waits for them, however many they are."""
+    target = scheduler(ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1])))
+    target.add(spec(1, priority=priority))
+    run(target, 280, 5.0, newcomer(target))
+    assert codes(target) == ends
+
+
 def test_age_counts_only_with_overtakers() -> None:
     admission = ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1]))
     target = scheduler(admission, conduct=ConductLimits(age_s=50.0, age_overtakes=10))

@@ -28,7 +28,7 @@ class ConductLimits:
     stall_steps: int = 20
     """A busy machine may let a second pass between two steps, and that is not the policy's fault."""
     overtakes: int = 1000
-    """Others admitted while the oldest waiting sequence is passed over."""
+    """Others, no more urgent by their number, admitted while the oldest waiting sequence is passed over."""
     age_s: float = 300.0
     """The oldest waiting sequence has been passed over for that long, by `age_overtakes` others at least."""
     age_overtakes: int = 32
@@ -54,7 +54,8 @@ class Conduct:
         """Calls of the admission policy before this step."""
         self._passed_over: SequenceState | None = None
         self._stint = 0
-        self._admitted_before = 0
+        self._overtaken = 0
+        """Admissions of others that were no more urgent, since then: a client's own low priority starves nobody."""
         self._passed_since = 0.0
         self._admission_calls_before = 0
         self._idle: tuple[int, float] | None = None
@@ -64,6 +65,8 @@ class Conduct:
 
     def look(self) -> None:
         """After a step that was not paused; the guard is armed."""
+        if (passed := self._passed_over) is not None and self._step.admitted:
+            self._overtaken += sum(seq.priority >= passed.priority for seq in self._step.admitted)
         try:
             self._look_for_stall()
             if self._ledger.step % LOOK_EVERY == 0:
@@ -113,12 +116,12 @@ class Conduct:
         if oldest is not self._passed_over or (oldest is not None and oldest.admissions != self._stint):
             self._passed_over = oldest
             self._stint = 0 if oldest is None else oldest.admissions
-            self._admitted_before, self._passed_since = ledger.count.admitted, ledger.now
+            self._overtaken, self._passed_since = 0, ledger.now
             self._admission_calls_before = self._advice.guard.calls["admission"]
             return
         if oldest is None:
             return
-        overtaken, age = ledger.count.admitted - self._admitted_before, ledger.now - self._passed_since
+        overtaken, age = self._overtaken, ledger.now - self._passed_since
         if overtaken > limits.overtakes or (age > limits.age_s and overtaken >= limits.age_overtakes):
             asked = self._advice.guard.calls["admission"] > self._admission_calls_before
             raise Fault(

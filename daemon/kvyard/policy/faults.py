@@ -17,7 +17,7 @@ CODES: Mapping[str, str] = {
     "too-slow": "20 of 100 calls took more than 2 ms of CPU time",
     "overridden": "the core had to override half of its last hundred decisions",
     "stalled": "work waits and nothing is scheduled for a second, with no wake-up declared",
-    "starving": "a request is passed over by more than a thousand others, or too long",
+    "starving": "a request is passed over by more than a thousand others that are no more urgent, or too long",
     "memory": "it asked for more memory than a policy may take",
     "spawned": "it tried to start a thread or a process",
     "forbidden": "it tried to open a file or a socket",
