@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,6 +72,23 @@ async def test_pings_come_in_time_and_only_while_alive(manager: socket.socket) -
     await asyncio.sleep(0.2)
     assert drain(manager) == []
     task.cancel()
+
+
+async def test_a_manager_that_does_not_read_is_not_waited_for_and_learns_the_rest_later(
+    manager: socket.socket,
+) -> None:
+    notifier = Notifier(environ(manager, WATCHDOG_USEC="90000"))
+    began = time.monotonic()
+    for number in range(2000):  # more than the kernel keeps for anybody
+        notifier.send(STATUS=number)
+    assert time.monotonic() - began < 5
+    notifier.send(READY=1)
+    notifier.send(WATCHDOG=1)
+    assert b"READY=1" not in b"\n".join(drain(manager))
+    task = asyncio.create_task(notifier.watch(lambda: False, lambda: ""))
+    await asyncio.sleep(0.1)
+    task.cancel()
+    assert drain(manager) == [b"STATUS=1999\nREADY=1"]
 
 
 def drain(manager: socket.socket) -> list[bytes]:

@@ -20,14 +20,23 @@ class Notifier:
         self._address = _address(environ.get("NOTIFY_SOCKET", ""))
         self.watchdog_s = _watchdog(environ)
         """Seconds within which a ping is expected; None where nobody watches."""
+        self._late: dict[str, str | int] = {}
+        """What the manager's full queue did not take; the next message carries it."""
 
     def send(self, **fields: str | int) -> None:
-        """Send `FIELD=value` lines; a manager that is gone is no reason to fail."""
+        """Send `FIELD=value` lines; a manager that is gone is no reason to fail, a busy one none to wait."""
         if self._address is None:
             return
+        fields = {**self._late, **fields}
         text = "\n".join(f"{name}={value}" for name, value in fields.items())
+        self._late = {}
         with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
-            sock.sendto(text.encode(), self._address)
+            sock.setblocking(False)
+            try:
+                sock.sendto(text.encode(), self._address)
+            except BlockingIOError:
+                # A ping says how we are now, so that a late one would be a lie.
+                self._late = {name: value for name, value in fields.items() if name != "WATCHDOG"}
 
     async def watch(self, alive: Callable[[], bool], status: Callable[[], str]) -> None:
         """Ping at a third of the interval for as long as `alive` says so; runs until cancelled."""
@@ -41,6 +50,8 @@ class Notifier:
             if (text := status()) != last:
                 last = text
                 self.send(STATUS=text)
+            elif self._late:
+                self.send()
             await asyncio.sleep(interval)
 
 
