@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import unicodedata
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kvyard.cli.main import main
 from kvyard.cli.outline import outline, part_lines, shown_lines
 from kvyard.cli.output import clean, count, duration, readable, size, table
 from kvyard.cli.screen import request_lines, state, status_lines
@@ -141,4 +144,43 @@ def test_a_policys_parameters_as_a_table() -> None:
 def test_all_in_charge_then_the_rest() -> None:
     lines = shown_lines({"policies": [{"kind": "prefill", "name": "vllm", "params": []}], "generation": 3})
     assert lines[0].startswith("prefill vllm") and lines[-1] == "generation: 3"
-    assert shown_lines({"kind": "discipline", "parts": {"a": 1}})[0] == "kind: discipline"
+
+
+def test_a_discipline_is_a_table_of_its_parts() -> None:
+    parts = {
+        "admission": {"name": "vllm", "params": {"watermark": 0.01, "order": "fcfs"}},
+        "prefill": {"name": "vllm", "params": {}},
+    }
+    lines = shown_lines({"kind": "discipline", "name": "mine", "distribution": "me", "doc": "Mine.", "parts": parts})
+    assert lines[:2] == ["discipline mine  (me)", "  Mine."]
+    assert lines[2].split() == ["KIND", "POLICY", "PARAMETERS"]
+    assert lines[3].split() == ["admission", "vllm", "watermark=0.01", "order=fcfs"]
+    assert lines[4].split() == ["prefill", "vllm"]
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "says"),
+    [
+        ("status --nope --json", "kvyard status", "--nope"),
+        ("policy swap --json", "kvyard policy swap", "kind"),
+        ("nope --json", "kvyard", "nope"),
+        ("top --interval x --json", "kvyard top", "--interval"),
+    ],
+)
+def test_a_wrong_command_line_is_json_where_json_was_asked(
+    words: str, command: str, says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(words.split()) == 2
+    told = capsys.readouterr()
+    error = json.loads(told.err)["error"]
+    assert (error["code"], told.out) == ("usage", "")
+    assert says in error["message"]
+    assert error["hint"] == f"`{command} --help` shows how it is used"
+
+
+def test_config_show_asks_the_daemon_whose_socket_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["config", "show", "--socket", str(tmp_path / "none"), "--json"]) == 7
+    assert json.loads(capsys.readouterr().err)["error"]["code"] == "not-running"
+    assert main(["config", "show", "--socket", "x", "--config", "y"]) == 2

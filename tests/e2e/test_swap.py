@@ -76,6 +76,7 @@ def policies_in_charge(running: DaemonProcess) -> dict[str, str]:
 
 def test_PLUGIN_02_an_unknown_name_lists_what_there_is(shared_daemon: DaemonProcess) -> None:
     before = policies_in_charge(shared_daemon)
+    assert shared_daemon.cli("policy", "swap", "admission", "vlllm").returncode == 5
     said = refused(shared_daemon, "swap", "admission", "vlllm")
     assert "no admission policy 'vlllm'" in said
     assert "whole-life" in said
@@ -108,7 +109,7 @@ def test_live_parameters_survive_the_engines_death(default_model: Path) -> None:
 
 def test_PLUGIN_02_an_unknown_discipline_at_the_start_is_a_sentence(default_model: Path) -> None:
     with daemon("--discipline", "vlllm", model=default_model, wait=False) as running:
-        assert running.process.wait(20) == 6
+        assert running.process.wait(20) == 5, "the same status as for a swap"
         assert "no discipline 'vlllm'; installed are: " in running.log
         assert "Traceback" not in running.log
 

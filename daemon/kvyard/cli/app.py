@@ -6,8 +6,10 @@ import importlib
 from typing import Annotated, Final
 
 import typer
+from typer._click.exceptions import ClickException
 
 from kvyard import __version__
+from kvyard.cli.errors import INTERRUPTED, USAGE, CliError
 
 HELP: Final = """Serve a large language model, and operate the daemon that does.
 
@@ -49,8 +51,16 @@ def build(word: str | None = None) -> typer.Typer:
 def run(words: list[str]) -> int:
     """Parse and run a command line; the exit status."""
     command = typer.main.get_command(build(words[0] if words else None))
+    as_json = "--json" in words
     try:
-        result = command.main(args=words, prog_name="kvyard", standalone_mode=True)
+        result = command.main(args=words, prog_name="kvyard", standalone_mode=not as_json)
+    except typer.TyperException as error:  # what the library would draw a box around
+        message = error.format_message() if isinstance(error, ClickException) else str(error)
+        context = getattr(error, "ctx", None)
+        hint = f"`{context.command_path if context is not None else 'kvyard'} --help` shows how it is used"
+        raise CliError(message, hint, USAGE, "usage") from error
+    except typer.Abort:
+        return INTERRUPTED
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     return result if isinstance(result, int) else 0

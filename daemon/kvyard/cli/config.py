@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from kvyard.cli.errors import NOT_CONFIGURED, CliError
+from kvyard.cli.errors import NOT_CONFIGURED, USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
 from kvyard.cli.output import clean, say, say_json, table
 from kvyard.control.client import Client
@@ -29,13 +29,17 @@ def register(app: typer.Typer) -> None:
 
 def show(
     origin: Annotated[bool, typer.Option("--origin", help="Also where each value came from.")] = False,
-    running: Annotated[bool, typer.Option("--running", help="Of the running daemon.")] = False,
+    running: Annotated[
+        bool, typer.Option("--running", help="Of the running daemon; --socket means it, too.")
+    ] = False,
     config: ConfigOption = None,
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:
     """Show every setting as `kvyard serve` would take it here and now, or as the running daemon has it."""
-    rows = _of_daemon(socket) if running else _of_serve(config)
+    if socket is not None and config is not None:
+        raise CliError("--socket asks a running daemon and --config a file", "name one of them", USAGE)
+    rows = _of_daemon(socket) if running or socket is not None else _of_serve(config)
     if json:
         say_json(rows)
         return

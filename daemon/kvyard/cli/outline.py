@@ -10,11 +10,25 @@ from kvyard.cli.output import clean, table
 def shown_lines(shown: dict[str, Any]) -> list[str]:
     """One policy, or all that are in charge under `policies`."""
     if "policies" not in shown:
+        if "parts" in shown:
+            return discipline_lines(shown)
         return part_lines(shown) if "params" in shown else outline(shown)
     lines: list[str] = []
     for part in shown["policies"]:
         lines += [*part_lines(part), ""]
     return lines + outline({name: value for name, value in shown.items() if name != "policies"})
+
+
+def discipline_lines(shown: dict[str, Any]) -> list[str]:
+    """A discipline and its parts."""
+    lines = [f"discipline {clean(str(shown.get('name', '')))}  ({clean(str(shown.get('distribution', '?')))})"]
+    lines += [f"  {clean(line.strip())}" for line in str(shown.get("doc", "")).splitlines() if line.strip()]
+    head = ("KIND", "POLICY", "PARAMETERS")
+    rows = [
+        (kind, str(part["name"]), " ".join(f"{name}={scalar(value)}" for name, value in part["params"].items()))
+        for kind, part in shown["parts"].items()
+    ]
+    return lines + ["  " + line for line in table(head, rows)]
 
 
 def part_lines(part: dict[str, Any]) -> list[str]:

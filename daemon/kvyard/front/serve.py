@@ -165,7 +165,9 @@ async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str, not
         except EngineRefused as error:
             http.stop(force=True)
             stopping.cancel()
-            return _refuse(error.refused.message, error.refused.hint)
+            status = _refuse(error.refused.message, error.refused.hint)
+            # As the commands have it: what is named and not there is another thing than what cannot be used.
+            return NOT_INSTALLED if error.refused.code == "unknown" else status
         await stopping
     notifier.send(STOPPING=1)
     await _drain(daemon, http, stop)
