@@ -23,7 +23,7 @@ from tests.e2e.records import Records, recording
 from tests.tui.screen import text, until_text, watching
 
 FLAGS = (
-    *("--dtype", "float32", "--kv-blocks", "160", "--max-step-tokens", "512"),
+    *("--deterministic", "--dtype", "float32", "--kv-blocks", "160", "--max-step-tokens", "512"),
     *("--max-model-len", "2560", "--prefix-cache"),
 )
 BLOCKS = 160
@@ -164,6 +164,45 @@ async def test_FAIR_05_a_cold_request_comes_in_although_hot_prefixes_keep_coming
         assert set(order) == {cold, *hot_ones}
     finally:
         client.call("policy.swap", {"kind": "discipline", "name": "kvyard", "params": {}})
+
+
+async def test_FAIR_06_an_urgent_request_takes_a_place_from_a_lesser_one(
+    running: DaemonProcess, http: httpx.AsyncClient, client: Client, records: Records, config: Path
+) -> None:
+    """Four of priority 10 hold the four places; priority 0 has its first token in five steps; all end as alone."""
+    alone = [(await http.post("/v1/completions", json=patient(seed))).json() for seed in range(4)]
+    places(running, client, config, 4)
+    crowd = Crowd(http, client)
+    try:
+        records.clear()
+        lesser = [await crowd.send(prompt(seed, 8), 400, **SHOWN, priority=10) for seed in range(4)]
+        await asyncio.to_thread(wait_until, lambda: steps_with(records, lesser) >= 20, 30, "step 20")
+        urgent = await crowd.send(prompt(99, 8), 4, **SHOWN, priority=0)
+        answers = [(await task).json() for task in crowd.tasks]
+        await asyncio.to_thread(records.wait_for, [*lesser, urgent])
+    finally:
+        places(running, client, config, 16)
+    came = records.admitted_in(urgent)
+    asked = next(i for i, record in enumerate(records.steps) if i >= 20 and (record["waiting"] or i == came))
+    assert came - asked <= 5, "it had its first token in the step that admitted it"
+    victims = [p["id"] for record in records.steps for p in record["preempted"] if p["by"] == urgent]
+    assert len(victims) == 1
+    assert victims[0] in lesser
+    for solo, answer in zip(alone, answers[:4], strict=True):
+        assert answer["choices"][0]["logits_hashes"] == solo["choices"][0]["logits_hashes"]
+
+
+SHOWN = {"return_token_ids": True, "return_logits_hash": True, "temperature": 0}
+
+
+def patient(seed: int) -> dict[str, Any]:
+    """A long request, as it is sent alone."""
+    return {"model": "smollm2-135m", "prompt": prompt(seed, 8), "max_tokens": 400, "ignore_eos": True, **SHOWN}
+
+
+def steps_with(records: Records, sequences: list[int]) -> int:
+    """Steps so far in which all of these got a token."""
+    return sum(set(sequences) <= set(record["ids"]) for record in list(records.steps))
 
 
 @pytest.mark.parametrize("urgent_first", [True, False])
