@@ -149,6 +149,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return quick_model(tmp_path_factory.mktemp("quick"))
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_two_hundred_requests_of_a_small_model_equal_their_solo_runs(quick: Path, dtype: str) -> None:
     prove(QUICK, dtype, quick)

@@ -17,7 +17,7 @@ from tests.e2e.quick_model import quick_model
 from tests.e2e.shapes import Answer, Choice
 from tests.e2e.test_proof_equality import QUICK, WHOLE, Pressure, both_ways, flags
 
-STATED = {"float32": 0.0005, "bfloat16": 0.01}
+STATED = {"float32": 0.0005, "bfloat16": 0.039}
 """Of the default model, as in docs/determinism.md: what was measured, as its upper limit at 95 % confidence."""
 QUICK_STATED = {"float32": 0.0006, "bfloat16": 0.0009}
 """Of the quick model, likewise. The tests bound twice as much."""
@@ -67,6 +67,7 @@ def test_few_tokens_of_two_hundred_requests_differ(default_model: Path, dtype: s
     check_share(WHOLE, dtype, default_model, STATED[dtype])
 
 
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
 def test_few_tokens_of_a_small_model_differ(tmp_path: Path, dtype: str) -> None:
     check_share(QUICK, dtype, quick_model(tmp_path), QUICK_STATED[dtype])
