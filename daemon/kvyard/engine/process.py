@@ -103,8 +103,10 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> Engine:
     try:
         policies = loader.at_start(start.discipline, start.policies, start.quarantined, again=start.generation > 0)
     except (RegistryError, ParamError) as error:
-        code = "unknown" if getattr(error, "code", "") == "unknown" else "policy"
-        raise StartError(code, f"cannot start with discipline {start.discipline!r}: {error}") from None
+        absent = getattr(error, "code", "") == "unknown"
+        raise StartError(
+            "unknown" if absent else "policy", f"cannot start with discipline {start.discipline!r}: {error}"
+        ) from None
     loaded = load(
         start.model_path,
         device=start.device,
