@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from kvyard.core.plan import IntArray, Plan
 from kvyard.engine.backends.base import Batch
-from kvyard.engine.prompt_scores import Stretch
+
+if TYPE_CHECKING:  # the GPU check builds batches on machines that have torch and nothing of the link
+    from kvyard.engine.prompt_scores import Stretch
 
 
 def build_batch(plan: Plan, block_size: int, scored: Sequence[Stretch] = ()) -> tuple[Batch, IntArray]:
