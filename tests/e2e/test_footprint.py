@@ -11,6 +11,8 @@ import pytest
 from tests.e2e.daemon import daemon
 from tests.e2e.timing import limit
 
+pytestmark = pytest.mark.alone
+
 
 def test_ready_in_under_four_seconds_and_small(default_model: Path) -> None:
     with daemon(model=default_model):

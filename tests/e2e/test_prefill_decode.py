@@ -12,6 +12,8 @@ from kvyard.sim.prefill_decode import DISCIPLINES
 
 from tests.e2e.daemon import daemon
 
+pytestmark = pytest.mark.alone
+
 COMMAND = [sys.executable, "-m", "kvyard.cli.main", "sim", "prefill-vs-decode", "--json"]
 
 

@@ -106,7 +106,7 @@ def kills_under_thirty_streams(model: Path, kills: int, seed: int) -> None:
 
 @pytest.mark.timeout(240)
 def test_random_kills_lose_and_repeat_nothing(default_model: Path) -> None:
-    kills_under_thirty_streams(default_model, kills=5, seed=21)
+    kills_under_thirty_streams(default_model, kills=3, seed=21)
 
 
 @pytest.mark.slow

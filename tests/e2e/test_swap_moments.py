@@ -185,6 +185,7 @@ def test_a_thousand_random_changes(running: DaemonProcess, client: Client, solo:
     random_changes(running, client, solo, 1000, seed=6)
 
 
+@pytest.mark.alone
 def test_the_pause_over_fifty_changes(running: DaemonProcess, client: Client) -> None:
     """The gap before the first step of a new generation, the change itself included, against a step's length."""
     wanted = wishes(8, seed=82, prompt=(8, 12), output=(30, 30))

@@ -1,4 +1,4 @@
-"""A guard against regressions of `make bench-core`: generous, since the machine may do other work."""
+"""A guard against regressions of `make bench-core`: generous, since machines differ."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ import pytest
 
 from tests.e2e.timing import limit
 
+pytestmark = pytest.mark.alone
+
 BENCH = Path(__file__).parents[2] / "bench" / "core.py"
-FACTOR = 6
-"""Times the limit on a quiet machine."""
+FACTOR = 5
+"""Times the limit."""
 
 
 def measured(only: str) -> list[dict[str, Any]]:
@@ -28,13 +30,9 @@ def measured(only: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(180)
-@pytest.mark.parametrize("only", ["decode", "mixed"])
-def test_a_step_costs_what_it_may(only: str) -> None:
-    for row in measured(only):
+def test_a_step_costs_what_it_may_however_many_wait() -> None:
+    rows = measured("mixed")
+    for row in rows:
         assert row["us_p50"] < limit(FACTOR * row["limit_us"]), row
-
-
-@pytest.mark.timeout(180)
-def test_the_queue_costs_nothing_per_step() -> None:
-    cost = {row["waiting"]: row["us_p50"] for row in measured("mixed") if row["running"] == 1024}
+    cost = {row["waiting"]: row["us_mean"] for row in rows if row["running"] == 1024}
     assert cost[10_000] < cost[0] * 1.5
