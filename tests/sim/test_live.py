@@ -87,6 +87,18 @@ def test_the_load_and_its_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 100 < found["output_tokens_per_s"] <= 2 * (DECODERS + 3) / PACE
 
 
+def test_nothing_of_an_earlier_measurement_is_in_the_prefix_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(live, "EVERY", 0.01)
+    with served() as server:
+        for _ in range(2):
+            live.measure(target(server), prompts=1)
+        first, second = server.bodies[: DECODERS + 1], server.bodies[DECODERS + 1 :]
+    assert sorted(body["prompt"] for body in first) == sorted(body["prompt"] for body in second), "the same load"
+    salts = [{body["cache_salt"] for body in run} for run in (first, second)]
+    assert [len(run) for run in salts] == [1, 1]
+    assert salts[0] != salts[1] and "" not in salts[0] | salts[1]
+
+
 def test_decoders_are_stopped_when_the_last_prompt_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(live, "EVERY", 0.05)
     monkeypatch.setattr(live, "DECODE_RATE", 10_000.0)

@@ -1,12 +1,14 @@
 """The load of `prefill_decode` on a live daemon, driven over HTTP as clients would.
 
-Every stream has a thread of its own that notes when each token arrives. Prompts are made of random token ids, so
-that none is found in the prefix cache; answers go on at the end-of-text token.
+Every stream has a thread of its own that notes when each token arrives. Prompts are the same random token ids in every
+measurement, under a cache salt of its own: the load is equal, and nothing of an earlier one is found in the prefix
+cache. Answers go on at the end-of-text token.
 """
 
 from __future__ import annotations
 
 import json
+import secrets
 import threading
 import time
 from collections.abc import Iterator
@@ -53,13 +55,13 @@ class Stream:
     stopped: threading.Event = field(default_factory=threading.Event)
     begun: threading.Event = field(default_factory=threading.Event)
 
-    def run(self, target: Target, prompt: list[int], max_tokens: int) -> None:
+    def run(self, target: Target, prompt: list[int], max_tokens: int, salt: str) -> None:
         """Ask and read until the end, or until stopped; never raises."""
         url = urlsplit(target.address)
         connection = HTTPConnection(url.hostname or "127.0.0.1", url.port, timeout=PATIENCE)
         try:
             self.sent = time.monotonic()
-            connection.request("POST", "/v1/completions", _body(target, prompt, max_tokens), _HEADERS)
+            connection.request("POST", "/v1/completions", _body(target, prompt, max_tokens, salt), _HEADERS)
             self._read(connection.getresponse())
         except (OSError, HTTPException) as error:
             self.problem = self.problem or f"{type(error).__name__}: {error}"
@@ -82,7 +84,7 @@ class Stream:
 _HEADERS = {"Content-Type": "application/json"}
 
 
-def _body(target: Target, prompt: list[int], max_tokens: int) -> str:
+def _body(target: Target, prompt: list[int], max_tokens: int, salt: str) -> str:
     return json.dumps(
         {
             "model": target.model,
@@ -92,6 +94,7 @@ def _body(target: Target, prompt: list[int], max_tokens: int) -> str:
             "ignore_eos": True,
             "stream": True,
             "return_token_ids": True,
+            "cache_salt": salt,
         }
     )
 
@@ -107,16 +110,16 @@ def _token_counts(response: HTTPResponse) -> Iterator[int]:
 
 def measure(target: Target, prompts: int, seed: int = 1) -> dict[str, Any]:
     """The same figures as in virtual time, of so many long prompts. Raises LiveError."""
-    draw = np.random.default_rng(seed)
+    draw, salt = np.random.default_rng(seed), secrets.token_hex(8)
     most = min(int(EVERY * (prompts + 5) * DECODE_RATE), target.max_model_len - DECODER_PROMPT - 1)
-    decoders = [_start(target, draw, DECODER_PROMPT, most) for _ in range(DECODERS)]
+    decoders = [_start(target, draw, DECODER_PROMPT, most, salt) for _ in range(DECODERS)]
     for stream, _ in decoders:
         stream.begun.wait(PATIENCE)
     began = time.monotonic()
     readers = []
     for number in range(prompts):
         time.sleep(max(0.0, began + EVERY * (number + 1) - time.monotonic()))
-        readers.append(_start(target, draw, PROMPT, ANSWER))
+        readers.append(_start(target, draw, PROMPT, ANSWER, salt))
     for _, thread in readers:
         thread.join(PATIENCE)
     ended = time.monotonic()
@@ -128,11 +131,11 @@ def measure(target: Target, prompts: int, seed: int = 1) -> dict[str, Any]:
 
 
 def _start(
-    target: Target, draw: np.random.Generator, prompt: int, max_tokens: int
+    target: Target, draw: np.random.Generator, prompt: int, max_tokens: int, salt: str
 ) -> tuple[Stream, threading.Thread]:
     stream = Stream()
     ids = draw.integers(*TOKEN_IDS, prompt).tolist()
-    thread = threading.Thread(target=stream.run, args=(target, ids, max_tokens), daemon=True)
+    thread = threading.Thread(target=stream.run, args=(target, ids, max_tokens, salt), daemon=True)
     thread.start()
     return stream, thread
 
