@@ -35,7 +35,7 @@ MUTATIONS = (
         f"{CORE}/pool.py",
         "self._bare += bare\n",
         "self._bare += bare[1:]\n",
-        "tests/core/test_pool.py::test_blocks_are_conserved_whatever_happens",
+        "tests/core/test_pool.py::test_bare_blocks_are_a_stack_and_the_tail_goes_first",
     ),
     Mutation(
         "host blocks of a cancelled sequence are kept",
@@ -77,7 +77,7 @@ MUTATIONS = (
         f"{FRONT}/text/stops.py",
         "        cut = len(whole) - node.depth",
         "        cut = len(whole)",
-        "tests/front/text/test_stops.py::test_the_outcome_is_the_definition_however_the_text_is_cut",
+        "tests/front/text/test_stops.py::test_TEXT_05_inside_a_token_and_across_tokens",
     ),
     Mutation(
         "min_tokens off by one: an end is held back a token too long",
@@ -140,6 +140,6 @@ MUTATIONS = (
         f"{FRONT}/text/detokenizer.py",
         "return self._decode(self._bytes_of(token))",
         "return self._decode(self._bytes_of(token), True)",
-        "tests/front/text/test_detokenizer.py::test_valid_text_cut_anywhere_never_shows_a_replacement_sign",
+        "tests/front/text/test_detokenizer.py::test_TEXT_02_a_long_run_of_byte_tokens_stays_whole",
     ),
 )
