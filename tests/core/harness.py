@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+from kvyard.core.journal import RecordParts
 from kvyard.core.plan import Committed, Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import PolicySet, Scheduler
 
@@ -117,6 +118,12 @@ def run_step(
         overrides=overrides,
         plan=plan,
     )
+
+
+def step_parts(scheduler: Scheduler, now: float = 0.0) -> RecordParts:
+    """One committed step, and the core's part of its record."""
+    commit(scheduler, scheduler.schedule(now))
+    return scheduler.take_record_parts()
 
 
 def run_all(scheduler: Scheduler, most: int = 2000, check: bool = True) -> list[StepLog]:

@@ -10,7 +10,7 @@ from kvyard.core.plan import Plan, SequenceSpec
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy import Admission, Victims
 
-from tests.core.harness import commit, run_all, run_step, scheduler_of, spec
+from tests.core.harness import commit, run_all, run_step, scheduler_of, spec, step_parts
 from tests.core.kv_model import KvModel
 from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, scripted_set
 
@@ -252,3 +252,10 @@ def test_lengths_alone_are_shared_too() -> None:
         scheduler.add(spec(id, prompt_len=10, request=1, siblings=True))
     assert run_step(scheduler).scheduled == {1: 10}
     assert run_step(scheduler).scheduled == {1: 1, 2: 1}
+
+
+def test_the_record_tells_what_was_taken_over() -> None:
+    scheduler = started(3)
+    assert step_parts(scheduler).resident == []
+    parts = step_parts(scheduler)
+    assert (parts.admitted, parts.resident) == ([(2, 0), (3, 0)], [(2, 9), (3, 9)])

@@ -10,7 +10,7 @@ from kvyard.core.plan import Plan
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy import ADMIT, PROMPT, RUNNING, Admission, Shape, Victims
 
-from tests.core.harness import check_plan, commit, run_all, run_step, scheduler_of, spec
+from tests.core.harness import check_plan, commit, run_all, run_step, scheduler_of, spec, step_parts
 from tests.core.kv_model import KvModel
 from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
 
@@ -209,3 +209,25 @@ def test_a_restored_sequence_that_is_evicted_for_recompute_has_nothing_left() ->
     scheduler.schedule(0.0)
     scheduler._moves.preempt(row, row, "growth", "recompute", front=True)
     assert (view.computed, view.kept, view.wanted) == (0, "none", view.total)
+
+
+def test_the_record_tells_what_comes_back_from_the_host() -> None:
+    scheduler = swapping()
+    commit(scheduler, started(scheduler))
+    scheduler.take_record_parts()
+    parts = next(parts for parts in iter(lambda: step_parts(scheduler), None) if parts.admitted)
+    assert (parts.admitted, parts.resident) == ([(2, 0)], [(2, 8)])
+
+
+def test_the_record_tells_nothing_of_a_return_that_was_undone() -> None:
+    scheduler = swapping()
+    commit(scheduler, started(scheduler))
+    for _ in range(20):
+        plan = scheduler.schedule(1.0)
+        if plan.admitted:
+            break
+        commit(scheduler, plan)
+    scheduler.take_record_parts()
+    scheduler.abandon(plan)
+    parts = scheduler.take_record_parts()
+    assert (parts.admitted, parts.resident) == ([], [])

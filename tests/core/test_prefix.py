@@ -230,3 +230,12 @@ def test_without_contents_nothing_is_shared() -> None:
     assert cached_of(target, id=1, prompt_len=64) == 0
     assert cached_of(target, id=2, prompt_len=64) == 0
     assert target.blocks_cached == 0
+
+
+def test_the_record_tells_nothing_twice_of_what_the_cache_gave() -> None:
+    target = scheduler()
+    target.add(spec(1, tokens=range(40)))
+    target.add(spec(2, tokens=range(40)))
+    target.schedule(0.0)
+    parts = target.take_record_parts()
+    assert (parts.admitted, parts.resident) == ([(1, 0), (2, 32)], [])

@@ -9,11 +9,12 @@ import pytest
 from kvyard.core.advice import PolicySet
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SLICE_NS, TRANSITIONS, SwapBusy, SwapState
-from kvyard.policy import KINDS, Kind, OrderKey, ParamError, Policy, RequestView
+from kvyard.link.record import Wait
+from kvyard.policy import KINDS, Kind, OrderKey, ParamError, Policy, RequestView, nobody
 from kvyard_policies.aging import AgingAdmission
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
 
-from tests.core.harness import Clock, run_all, run_step, scheduler_of, spec
+from tests.core.harness import Clock, run_all, run_step, scheduler_of, spec, step_parts
 from tests.core.scripted import ScriptedAdmission, ScriptedPrefill, scripted_set
 
 
@@ -305,3 +306,28 @@ def test_a_swap_at_any_moment_loses_nothing(moment: str) -> None:
     assert sorted(ended) == ([] if moment == "idle" else [1, 2, 3, 4, 5])
     assert not scheduler.has_work()
     assert scheduler.blocks_used == 0
+
+
+def test_reasons_of_a_policy_that_is_no_longer_in_charge_are_forgotten() -> None:
+    scheduler = scheduler_of(scripted_set(), blocks=4)
+    scheduler.add(spec(1, prompt_len=12, max_new=4))
+    scheduler.add(spec(2, prompt_len=8, max_new=4))
+    assert Wait(2, "blocks") in step_parts(scheduler).waits
+    assert {row.id: row.reason.partition(":")[0] for row in scheduler.request_rows(9)} == {1: "", 2: "blocks"}
+    assert scheduler.swap({"prefill": ScriptedPrefill()}).ok
+    assert step_parts(scheduler).waits == [], "the same admission policy says the same"
+    assert scheduler.swap({"admission": ScriptedAdmission(lambda s: nobody("not on Mondays"))}).ok
+    assert step_parts(scheduler).waits == [Wait(2, ""), Wait(0, "not on Mondays")]
+    assert {row.id: row.reason for row in scheduler.request_rows(9)} == {1: "", 2: "not on Mondays"}
+
+
+def test_a_pause_does_not_keep_the_reasons_of_a_policy_that_went() -> None:
+    scheduler = scheduler_of(scripted_set(), blocks=4)
+    scheduler.add(spec(1, prompt_len=12, max_new=4))
+    scheduler.add(spec(2, prompt_len=8, max_new=4))
+    run_step(scheduler)
+    scheduler.pause()
+    assert scheduler.swap({"admission": ScriptedAdmission()}).ok
+    scheduler.take_record_parts()
+    scheduler.schedule(1.0)
+    assert scheduler.take_record_parts().waits == [Wait(2, ""), Wait(0, "paused")]

@@ -162,3 +162,27 @@ def test_an_answer_is_quick_in_a_long_log(count: int) -> None:
     began = time.perf_counter()
     assert only(decisions.explain("r1", count / 100))["overtaken_by"]["count"] == count - 1
     assert time.perf_counter() - began < 0.5
+
+
+def test_the_reason_and_rule_of_a_policy_that_went_are_told_no_longer() -> None:
+    decisions = log()
+    decisions.arrived(1, "a", at=0.0)
+    decisions.step(record(step=1, at=1.0, policies=RULES, waits=[Wait(1, "blocks")]))
+    decisions.in_charge({"admission": "aging", "preemption": "youngest"})
+    decisions.step(record(step=2, at=2.0, waits=[Wait(1, "")]))
+    waiting = only(decisions.explain("a", now=3.0))["waiting_for"]
+    assert (waiting["reason"], waiting["rule"], waiting["since_s"]) == ("queued", "aging", 3.0)
+    decisions.step(record(step=3, at=3.0, waits=[Wait(0, "slots")]))
+    waiting = only(decisions.explain("a", now=4.0))["waiting_for"]
+    assert (waiting["reason"], waiting["rule"], waiting["since_s"]) == ("slots", "aging", 1.0)
+
+
+def test_siblings_of_the_same_request_did_not_overtake_it() -> None:
+    decisions = log()
+    for number in (1, 2, 3):
+        decisions.arrived(number, "many", at=0.0)
+    decisions.arrived(4, "other", at=0.5)
+    decisions.arrived(5, "many", at=0.6)
+    decisions.step(record(step=1, at=1.0, admitted=[(2, 0), (3, 0), (4, 0), (5, 0)]))
+    overtaken = decisions.explain("many", 2.0)[0]["overtaken_by"]
+    assert [row["request_id"] for row in overtaken["requests"]] == ["other", "many"], "another request of that id"

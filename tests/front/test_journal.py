@@ -89,3 +89,13 @@ def test_the_record_tells_each_sequences_state() -> None:
 
 def test_records_of_what_has_ended_are_passed_over() -> None:
     Journal().step(record({9: 1}, admitted=[(9, 0)], waits=[Wait(9, "x")], preempted=[Preemption(9, 1, "a", "b", 1)]))
+
+
+def test_what_came_back_or_was_taken_over_counts_as_computed() -> None:
+    journal = Journal()
+    for number in (1, 2, 3):
+        journal.add(entry(number))
+    journal.step(record({1: 40}, admitted=[(1, 0)]))
+    journal.step(record(preempted=[Preemption(1, 2, "growth", "swap", 40)]))
+    journal.step(record({1: 1, 2: 1, 3: 5}, admitted=[(1, 0), (2, 0), (3, 16)], resident=[(1, 40), (2, 39), (9, 7)]))
+    assert [each.computed for each in journal] == [41, 40, 21]

@@ -216,6 +216,7 @@ class RequestRow(Struct):
     output_tokens: int
     max_new: int
     blocks: int
+    """KV blocks that it holds, shared ones included; what is swapped out holds none."""
     preemptions: int
 
 

@@ -210,7 +210,7 @@ class Intake:
         if offer.fork is not None:
             self._copy_partial(seq, offer.fork)
         cached = 0 if offer.fork is not None else min(len(offer.hits) * ledger.block_size, seq.prompt_len)
-        step.admitted[seq] = Admitted(seq.id, row, cached, resumed)
+        step.admitted[seq] = Admitted(seq.id, row, cached, resumed, offer.start)
         ledger.count.admitted += 1
         if decision.evict:  # the preemption policy must see it
             ledger.append([row])

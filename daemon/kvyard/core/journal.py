@@ -22,6 +22,7 @@ class RecordParts:
     finished: list[tuple[int, str]] = field(default_factory=list)
     waits: list[Wait] = field(default_factory=list)
     policies: list[PolicyCost] = field(default_factory=list)
+    resident: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Journal:
@@ -32,6 +33,8 @@ class Journal:
         self._queue_reason: tuple[str, int] = ("", -1)
         self._explained: dict[int, str] = {}
         """Sequences whose own reason the record knows."""
+        self._admission: object = None
+        """The admission policy that these reasons are of."""
 
     @property
     def queue_reason(self) -> str:
@@ -49,6 +52,7 @@ class Journal:
         parts.decode_tokens += step.decodes
         if step.admitted:
             parts.admitted += [(entry.id, entry.cached) for entry in step.admitted.values()]
+            parts.resident += [(e.id, e.start) for e in step.admitted.values() if e.start != e.cached]
             if self._explained:
                 for seq in step.admitted:
                     self._forget(seq.id)
@@ -69,6 +73,7 @@ class Journal:
         parts.prompt_tokens -= placed - step.decodes
         undone = {seq.id for seq in step.admitted}
         parts.admitted = [entry for entry in parts.admitted if entry[0] not in undone]
+        parts.resident = [entry for entry in parts.resident if entry[0] not in undone]
 
     def prompt_tokens(self, count: int) -> None:
         """Prompt tokens placed in the step."""
@@ -84,6 +89,16 @@ class Journal:
         if self._explained:
             for id, _ in finished:
                 self._explained.pop(id, None)
+
+    def under(self, admission: object) -> list[int]:
+        """`admission` decides from now on: the sequences whose reason was another policy's, and is forgotten."""
+        if self._admission is admission:
+            return []
+        self._admission = admission
+        gone = list(self._explained)
+        for id in gone:
+            self._forget(id)
+        return gone
 
     def _forget(self, id: int) -> None:
         if self._explained.pop(id, None) is not None:

@@ -66,6 +66,8 @@ class Admitted(NamedTuple):
     """Prompt tokens found in the prefix cache."""
     resumed: bool
     """It ran before and was preempted; its sampler state goes on."""
+    start: int = 0
+    """Tokens whose KV is there: cached, taken over from a sequence of its request, or copied back."""
 
 
 @dataclass(frozen=True, slots=True)

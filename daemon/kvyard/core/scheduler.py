@@ -172,11 +172,13 @@ class Scheduler:
         self._planner.open()
         if self._paused:
             self._conduct.pardon()
+            self._forget_reasons()
             self._journal.step_planned(self._state, "paused", -1)
         else:
             self.guard.arm()
             try:
                 self._swapper.advance()
+                self._forget_reasons()
                 self._planner.walk()
                 self._conduct.look()
             finally:
@@ -188,6 +190,12 @@ class Scheduler:
         else:
             self._open = plan
         return plan
+
+    def _forget_reasons(self) -> None:
+        """What an admission policy said of single sequences holds for as long as it is in charge."""
+        for id in self._journal.under(self.policies.admission):
+            if (seq := self.ledger.sequences.get(id)) is not None:
+                seq.reason = ""
 
     def _note_step(self) -> None:
         state = self._state

@@ -90,6 +90,7 @@ class Recorder:
             waits=parts.waits,
             policies=parts.policies,
             generation=self.generation,
+            resident=parts.resident,
         )
         self.inbox_ns = 0
         return record

@@ -297,6 +297,7 @@ class Daemon:
         self._in_force = list(answer["policies"])
         names = {str(p["kind"]): str(p["name"]) for p in self._in_force}
         self.metrics.policies(names, self.desk.in_charge.generation)
+        self.decisions.in_charge(names)
 
     # ---- Operations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import bisect
 from collections import OrderedDict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Final
@@ -42,7 +42,10 @@ class Happening:
     step: int
     at: float
     what: str
-    """waits, admitted, preempted, made-way (another one gave way for it), finished."""
+    """waits (for a reason of its own), waits-with-all (its own reason was of a policy that is no longer in charge),
+
+    admitted, preempted, made-way (another one gave way for it), finished.
+    """
     detail: dict[str, Any] = field(default_factory=dict)
 
 
@@ -91,6 +94,11 @@ class DecisionLog:
         self._timelines[sequence_id] = Timeline(sequence_id, request_id, at)
         self._size += 1
 
+    def in_charge(self, policies: Mapping[str, str]) -> None:
+        """Names of the policies that decide from now on, by kind; a record names only those that were asked."""
+        self._rule = policies.get("admission", self._rule)
+        self._preemption = policies.get("preemption", self._preemption)
+
     def step(self, record: StepRecord) -> None:
         """Take a step record."""
         for cost in record.policies:
@@ -103,6 +111,8 @@ class DecisionLog:
                 self._queue = (wait.reason, wait.wake, record.step, record.at)
             elif wait.reason:
                 self._note(wait.id, record, "waits", reason=wait.reason, wake=wait.wake, rule=self._rule)
+            elif all(wait.id != sequence_id for sequence_id, _ in record.admitted):
+                self._note(wait.id, record, "waits-with-all")
         for sequence_id, cached in record.admitted:
             self._admissions.append(Entry(record.step, record.at, sequence_id))
             self._size += 1
@@ -211,6 +221,8 @@ class DecisionLog:
                 begin, own = happening.at, None
             elif happening.what == "waits":
                 own = happening
+            elif happening.what == "waits-with-all":
+                own = None
         if own is not None:
             reason, wake, at, rule = own.detail["reason"], own.detail["wake"], own.at, own.detail["rule"]
         else:
@@ -248,12 +260,19 @@ class DecisionLog:
                 begin = happening.at
         if begin is not None:
             seen += self._admitted_between(begin, timeline.ended if timeline.ended is not None else now)
-        later = {entry.id: entry for entry in seen if entry.id > timeline.id}
+        later = {
+            entry.id: entry for entry in seen if entry.id > timeline.id and not self._related(entry.id, timeline)
+        }
         shown = list(later.values())[:OVERTAKERS_SHOWN]
         return {
             "count": len(later),
             "requests": [{"request_id": self._name(e.id), "step": e.step, "ago_s": now - e.at} for e in shown],
         }
+
+    def _related(self, sequence_id: int, timeline: Timeline) -> bool:
+        """Whether it is of the same request (n > 1); two requests of one id are told apart by their arrival."""
+        other = self._timelines.get(sequence_id)
+        return other is not None and (other.request_id, other.arrived) == (timeline.request_id, timeline.arrived)
 
     def _admitted_between(self, begin: float, end: float) -> list[Entry]:
         first = bisect.bisect_left(self._admissions, begin, key=lambda entry: entry.at)

@@ -117,6 +117,9 @@ class Journal:
             if (entry := entries.get(sequence_id)) is not None:
                 entry.state, entry.reason = "running", ""
                 entry.computed = cached
+        for sequence_id, tokens in record.resident:
+            if (entry := entries.get(sequence_id)) is not None:
+                entry.computed = tokens
         ids = np.frombuffer(record.ids, np.int64).tolist()
         for sequence_id, granted in zip(ids, np.frombuffer(record.granted, np.int32).tolist(), strict=True):
             if (entry := entries.get(sequence_id)) is not None:

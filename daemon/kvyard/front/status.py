@@ -138,7 +138,6 @@ def _order(entry: Entry) -> tuple[int, float, int]:
 
 
 def _row(s: Sources, entry: Entry, now: float, block_size: int) -> RequestRow:
-    holds = entry.state in ("running", "swapped")
     reason = "" if entry.state == "running" else entry.reason or s.stats.waiting.reason(entry.id)
     return RequestRow(
         id=entry.id,
@@ -152,6 +151,6 @@ def _row(s: Sources, entry: Entry, now: float, block_size: int) -> RequestRow:
         computed_tokens=entry.computed,
         output_tokens=entry.outputs,
         max_new=entry.sequence.max_new,
-        blocks=-(-entry.computed // block_size) if holds else 0,
+        blocks=-(-entry.computed // block_size) if entry.state == "running" else 0,
         preemptions=entry.preemptions,
     )

@@ -90,3 +90,8 @@ class StepRecord(Struct, array_like=True, tag="step"):
     policies: list[PolicyCost] = []
     generation: int = 0
     """Number of policy changes so far."""
+    resident: list[tuple[int, int]] = []
+    """Id and tokens whose KV is there of each one in `admitted` for which that is another number than its cached
+
+    tokens: copied back from the host pool, or taken over from a sequence of its request.
+    """

@@ -23,7 +23,7 @@ def _integers(code: str, data: bytes) -> list[int]:
 
 
 def step_data(record: StepRecord) -> dict[str, Any]:
-    """Field names as in StepRecord; `ids` and `granted` as lists, `admitted` and `finished` as pairs."""
+    """Field names as in StepRecord; `ids` and `granted` as lists, `admitted`, `resident` and `finished` as pairs."""
     data = {name: getattr(record, name) for name in record.__struct_fields__}
     data["timings"] = _fields(record.timings)
     data["ids"] = _integers("q", record.ids)
