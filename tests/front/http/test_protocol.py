@@ -139,3 +139,37 @@ async def test_an_upgrade_that_is_not_offered_is_ignored_silently(
             headers = {"connection": "Upgrade", "upgrade": "websocket", "sec-websocket-key": "x" * 22 + "=="}
             assert (await served.http.get("/health", headers=headers)).status_code == 200
         assert caplog.records == []
+
+
+HUGE = POST + b"Content-Length: 99999999999\r\n"
+
+
+@pytest.mark.parametrize("expects", [b"", b"Expect: 100-continue\r\n"])
+async def test_a_declared_length_above_the_limit_is_refused_before_it_comes(serve: Serve, expects: bytes) -> None:
+    async with serve(" a") as served:
+        async with asyncio.timeout(1):
+            status, headers, body = await exchange(served, HUGE + expects + b"\r\n")
+        assert (status, json.loads(body)["error"]["code"]) == (413, "body_too_large")
+        assert headers["connection"] == "close"
+        assert served.service.jobs == []
+
+
+async def test_who_sends_on_all_the_same_reads_the_answer_and_is_closed(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protocol, "LINGER_S", 0.5)
+    async with serve(" a") as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(HUGE + b"\r\n")
+        for _ in range(40):  # more than the buffers of both sides hold
+            writer.write(b"x" * 262_144)
+            await asyncio.wait_for(writer.drain(), PATIENCE)
+        raw = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert raw.startswith(b"HTTP/1.1 413 ")
+        with pytest.raises(ConnectionError):
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    writer.write(b"x")
+                    await writer.drain()
+                    await asyncio.sleep(0.01)
+        assert (await served.complete()).status_code == 200

@@ -100,14 +100,15 @@ async def test_API_12_a_failure_in_mid_stream_is_an_event_and_the_connection_clo
 
 
 async def test_API_12_a_failure_before_the_first_token_has_a_status(serve: Serve) -> None:
-    for code, status in (("queue_timeout", 503), ("deadline", 504), ("engine_killed", 500), ("cancelled", 503)):
+    for code, status in (("queue_timeout", 408), ("deadline", 408), ("engine_killed", 500), ("cancelled", 503)):
         async with serve([Fail(code, "why it failed")]) as served:
             for stream in (True, False):
                 answer = await served.complete(stream=stream)
                 assert answer.status_code == status
+                assert answer.headers.get("x-should-retry") == (None if code == "queue_timeout" else "false")
                 assert answer.json()["error"] == {
                     "message": "why it failed",
-                    "type": "server_error",
+                    "type": "server_error" if status >= 500 else "invalid_request_error",
                     "param": None,
                     "code": code,
                 }

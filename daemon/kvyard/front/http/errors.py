@@ -59,8 +59,8 @@ def from_refusal(refusal: Refusal) -> ApiError:
 
 
 _GENERATION_ERRORS: Final[dict[str, tuple[int, dict[str, str]]]] = {
-    "queue_timeout": (503, {"retry-after": "1"}),
-    "deadline": (504, {"x-should-retry": "false"}),
+    "queue_timeout": (408, {"retry-after": "1"}),
+    "deadline": (408, {"x-should-retry": "false"}),
     "cancelled": (503, {"x-should-retry": "false"}),
     "engine_killed": (500, {"x-should-retry": "false"}),
     "never_fits": (400, {}),

@@ -94,10 +94,10 @@ def _generating(summary: str, request: str, content: Json) -> Json:
         ("400", "The request must be changed."),
         ("401", "No key, or one that is not in force."),
         ("404", "Another model."),
+        ("408", "Its deadline or queue time-out passed, or it was not there whole in time."),
         ("413", "The body is too large."),
         ("429", "The queue is full; Retry-After says when to come back."),
-        ("503", "Not ready, or timed out in the queue."),
-        ("504", "The request's deadline passed."),
+        ("503", "Not ready, or ended by an operator or a policy."),
     ):
         operation["responses"][status] = _response(why, _answer("ErrorResponse"))
     return operation

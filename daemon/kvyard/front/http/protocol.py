@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import select
+from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
@@ -26,6 +27,9 @@ ARRIVAL_S = 120.0
 FIRST_PROBE_S: Final = 0.005
 """A client that has closed its sending side is left in peace for this long: most small answers are out by then."""
 PROBE_S: Final = 1.0
+LINGER_S: Final = 5.0
+"""How long the rest of a refused body is thrown away: closed at once, the kernel would answer what still comes by a
+reset, and a client that is still sending would lose the answer."""
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 log = structlog.get_logger()
@@ -34,13 +38,19 @@ logging.getLogger("uvicorn.error").setLevel(logging.ERROR)
 
 
 class _Counting:
-    """A transport that counts what is written to it."""
+    """A transport that counts what is written to it, and asks before it closes."""
 
-    __slots__ = ("_transport", "written")
+    __slots__ = ("_lingers", "_transport", "written")
 
-    def __init__(self, transport: asyncio.Transport) -> None:
+    def __init__(self, transport: asyncio.Transport, lingers: Callable[[], bool]) -> None:
+        """`lingers` tells whether it takes care of the closing itself."""
         self._transport = transport
+        self._lingers = lingers
         self.written = 0
+
+    def close(self) -> None:
+        if not self._lingers():
+            self._transport.close()
 
     def write(self, data: bytes) -> None:
         self.written += len(data)
@@ -89,7 +99,7 @@ class ConnectionProtocol(HttpToolsProtocol):
     """uvicorn's protocol, whose scopes carry a `ConnectionHandle`."""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its parent has it
-        counting = _Counting(transport)
+        counting = _Counting(transport, self._linger)
         super().connection_made(counting)  # type: ignore[arg-type] # all of a transport that is used
         self._handle = _Handle(self, counting)
         self._extensions: dict[str, Any] = {EXTENSION: self._handle}
@@ -97,6 +107,7 @@ class ConnectionProtocol(HttpToolsProtocol):
         """Received since the last message ended."""
         self._in_head = True
         self._half_closed = False
+        self._lingering = False
         self._next_probe = 0.0
         self._arrival: asyncio.TimerHandle | None = self.loop.call_later(ARRIVAL_S, self._too_late)
 
@@ -106,6 +117,8 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._handle.lost = True
 
     def data_received(self, data: bytes) -> None:
+        if self._lingering:
+            return
         # The parser keeps an unfinished line for as long as it grows.
         self._head_bytes += len(data)
         super().data_received(data)
@@ -141,6 +154,17 @@ class ConnectionProtocol(HttpToolsProtocol):
         super().on_response_complete()
         if self._half_closed and last:
             self.transport.close()
+
+    def _linger(self) -> bool:
+        """Answered in the middle of its body: end our side, and the connection with the client's or in a while."""
+        if self._lingering or self._in_head or self.transport.is_closing():
+            return False
+        self._lingering = True
+        self._arrived()
+        self.transport.write_eof()
+        self.flow.resume_reading()
+        self.loop.call_later(LINGER_S, self.transport.close)
+        return True
 
     def _arrived(self) -> None:
         if self._arrival is not None:
