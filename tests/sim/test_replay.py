@@ -128,3 +128,40 @@ def test_golden_files_are_readable_json_with_one_step_a_line() -> None:
     for path in GOLDEN:
         lines = [line for line in path.read_text().splitlines() if line.startswith('  {"scheduled"')]
         assert len(lines) == len(json.loads(path.read_text())["steps"])
+
+
+def trace_of(requests: list[dict[str, Any]], steps: list[dict[str, Any]]) -> dict[str, Any]:
+    config = {"block_size": 4, "usable_blocks": 20, "max_running": 4, "step_tokens": 64, "max_model_len": 256}
+    numbered = [{"step": number, "preempted": [], "finished": [], **step} for number, step in enumerate(steps)]
+    return {"config": {**config, "prefix_cache": True}, "requests": requests, "steps": numbered}
+
+
+def test_a_block_that_a_decode_fills_is_shared_within_the_same_step() -> None:
+    """vLLM names a block when its tokens are granted, those of decodes too; 7 is the token that replays sample."""
+    requests = [
+        {"id": "A", "arrival_step": 0, "prompt_len": 6, "output_len": 4, "prompt_token_ids": [1, 2, 3, 4, 5, 6]},
+        {"id": "B", "arrival_step": 2, "prompt_len": 9, "output_len": 1, "prompt_token_ids": [*range(1, 7), 7, 7, 9]},
+    ]
+    steps = [
+        {"scheduled": {"A": 6}, "cached": {"A": 0}},
+        {"scheduled": {"A": 1}, "cached": {}},
+        {"scheduled": {"A": 1, "B": 1}, "cached": {"B": 8}, "finished": ["B"]},
+        {"scheduled": {"A": 1}, "cached": {}, "finished": ["A"]},
+    ]
+    assert replay(trace_of(requests, steps), "vllm").first_difference is None
+
+
+def test_requests_come_in_the_order_of_their_arrival_whatever_the_order_of_the_file() -> None:
+    requests = [
+        {"id": "late", "arrival_step": 1, "prompt_len": 40, "output_len": 1},
+        {"id": "early", "arrival_step": 0, "prompt_len": 80, "output_len": 1},
+        {"id": "next", "arrival_step": 0, "prompt_len": 30, "output_len": 1},
+    ]
+    steps = [
+        {"scheduled": {"early": 64}},
+        {"scheduled": {"early": 16, "next": 30, "late": 18}, "finished": ["early", "next"]},
+        {"scheduled": {"late": 22}, "finished": ["late"]},
+    ]
+    trace = trace_of(requests, steps)
+    trace["config"] = {**trace["config"], "prefix_cache": False, "usable_blocks": 60}
+    assert replay(trace, "vllm").first_difference is None

@@ -118,9 +118,6 @@ class Ledger:
     def finish_rows(self, rows: IntArray) -> list[SequenceState]:
         """End many running sequences at once, as `finish` would; they ran to their end."""
         cols, pool, sequences, told = self.cols, self.pool, self.sequences, self.ended
-        if self.index is not None:
-            for row, computed in zip(rows.tolist(), cols.computed[rows].tolist(), strict=True):
-                self.publish(cols.owner_of(row), computed)
         # Who ends here has sampled, so none of them is a prompt any more.
         ended = cols.vacate_all(rows)
         for seq, blocks in ended:
@@ -183,9 +180,6 @@ class Ledger:
             seq.computed = 0
 
     def _vacate(self, seq: SequenceState, *, keep_tokens: bool) -> None:
-        # Who came in in this very step has computed nothing yet, and what was to be copied in for it is not there.
-        if self.index is not None and seq.admitted_step != self.step:
-            self.publish(seq, int(self.cols.computed[seq.row]))
         self.pool.release(self.cols.table(seq.row))
         self.prompts -= bool(self.cols.prompt[seq.row])
         self.families.vacate(seq)
@@ -280,9 +274,8 @@ class Ledger:
     def publish(self, seq: SequenceState, upto: int) -> int:
         """Let others find the full blocks up to token `upto` of a running sequence.
 
-        A prompt's blocks when their tokens are granted: a later newcomer of the same step may share them, since
-        a step writes the KV of all its tokens before any of them is read. Those that it decodes when it leaves:
-        hardly anybody could share them before, and all at once they cost a third. Returns how many were published
+        This happens when the tokens are granted: a later newcomer of the same step may share them, since a
+        step writes the KV of all its tokens before any of them is read. Returns how many were published
         before.
         """
         before, last = seq.published, upto // self.block_size
@@ -294,6 +287,34 @@ class Ledger:
         index.publish_all(self.cols.tables[row, before:last].tolist(), digests[before:last])
         seq.published = last
         return before
+
+    def publish_decoded(self, rows: IntArray, upto: IntArray, fresh: dict[SequenceState, int]) -> None:
+        """`publish` for running sequences whose decode fills a block up to token `upto`; `fresh` gets who did.
+
+        Their tokens are read, and their blocks named, all at once: one by one it takes twice as long.
+        """
+        cols, index, size = self.cols, self.index, self.block_size
+        if index is None or not self.contents:
+            return
+        width = size * cols.tokens.itemsize
+        raw = cols.tokens[rows[:, None], upto[:, None] + np.arange(-size, 0)].tobytes()
+        last = upto // size
+        held = cols.tables[rows, last - 1].tolist()
+        blocks, names, at = [], [], 0
+        for row, count, block in zip(rows.tolist(), last.tolist(), held, strict=True):
+            seq, before = cols.owner_of(row), count - 1
+            digests = seq.digests
+            if seq.published == before <= len(digests):
+                if len(digests) == before:
+                    digests.append(self._chain.next(digests[-1] if digests else seq.root, raw[at : at + width]))
+                blocks.append(block)
+                names.append(digests[before])
+                seq.published = count
+            else:
+                before = self.publish(seq, count * size)
+            fresh.setdefault(seq, before)
+            at += width
+        index.publish_all(blocks, names)
 
     def unpublish(self, seq: SequenceState, keep: int) -> None:
         """Take back all but the first `keep` published blocks: they will not be computed after all."""

@@ -30,6 +30,11 @@ class Moves:
         step.placed += count
         step.decodes += count
         step.left -= count
+        if self.ledger.index is not None:
+            total = cols.total[rows]
+            full = (total % self.ledger.block_size == 0).nonzero()[0]
+            if len(full):
+                self.ledger.publish_decoded(rows[full], total[full], step.fresh)
 
     def place_chunk(self, seq: SequenceState, tokens: int) -> None:
         """`tokens` of a prompt; its blocks are there."""

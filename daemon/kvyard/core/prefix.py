@@ -30,6 +30,12 @@ class DigestChain:
         text = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
         return blake2b(text, digest_size=DIGEST_BYTES, key=self._salt, person=b"kvyard-root").digest()
 
+    def next(self, parent: bytes, tokens: bytes) -> bytes:
+        """The digest of the block with these tokens (int32) behind the one whose digest is `parent`."""
+        made: list[bytes] = []
+        self.extend(made, parent, tokens, len(tokens))
+        return made[0]
+
     def extend(self, digests: list[bytes], root: bytes, tokens: bytes, width: int) -> None:
         """Append the digests of the blocks in `tokens` (int32), `width` bytes each, behind those there are."""
         parent, copy = digests[-1] if digests else root, self._keyed.copy

@@ -68,10 +68,12 @@ def replay(
     """Replay a trace with a discipline. Raises TraceError, RegistryError, ParamError."""
     try:
         scheduler = _scheduler(trace["config"], discipline, changes)
-        arrivals = [_spec(number, request, trace["config"]) for number, request in enumerate(trace["requests"])]
+        # In the order of their arrival, whatever the order of the file: ties are broken by it.
+        requests = sorted(trace["requests"], key=lambda request: int(request["arrival_step"]))
+        trace = {**trace, "requests": requests}
+        arrivals = [_spec(number, request, trace["config"]) for number, request in enumerate(requests)]
     except (KeyError, TypeError) as error:
         raise TraceError(f"the trace lacks or misstates {error}") from error
-    arrivals.sort(key=lambda item: item[0])
     player = _Player(trace, scheduler)
     equal, first = 0, None
     for number, expected in enumerate(trace["steps"]):
