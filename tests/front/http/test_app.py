@@ -181,3 +181,22 @@ async def test_CAPACITY_06_a_refused_request_gives_its_place_back(serve: Serve, 
         for _ in range(3):
             assert (await served.complete(**{"max_tokens": 2, **wrong})).status_code == 400
         assert (await served.complete()).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/completions", {"prompt": [5] * 101}),
+        ("/v1/completions", {"prompt": [5] * 60, "max_tokens": 41}),
+        ("/v1/completions", {"prompt": "Hi", "max_tokens": 100}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}),
+    ],
+)
+async def test_CAPACITY_06_what_can_never_fit_is_not_told_to_come_back(
+    serve: Serve, path: str, body: dict[str, object]
+) -> None:
+    async with serve(" a", most=0, max_model_len=100) as served:
+        assert (await served.complete(max_tokens=2)).status_code == 429, "the queue is full"
+        answer = await served.http.post(path, json=body)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
+        assert "max_model_len" in answer.json()["error"]["message"]

@@ -200,6 +200,24 @@ class TestBrowsers:
             for response in (asked, answer):
                 assert "access-control-allow-origin" not in response.headers
 
+    @pytest.mark.parametrize(
+        ("asked", "said"),
+        [
+            ({"origin": "https://evil.example"}, "origin https://evil.example is not allowed"),
+            ({"access-control-request-method": "DELETE"}, "DELETE request from another origin is not allowed"),
+        ],
+    )
+    async def test_a_refused_preflight_has_the_shape_of_all_errors(
+        self, serve: Serve, asked: dict[str, str], said: str
+    ) -> None:
+        async with serve(" a", settings=self.SETTINGS) as served:
+            answer = await served.http.options("/v1/completions", headers={**self.ASK, **asked})
+            assert (answer.status_code, answer.headers["content-type"]) == (400, "application/json")
+            error = answer.json()["error"]
+            assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "cors_refused")
+            assert said in error["message"]
+            assert "Origin" in answer.headers["vary"], "a cache must not give it to another page"
+
     async def test_a_star_lets_all_pages_in(self, serve: Serve) -> None:
         async with serve(" a", settings=HttpSettings(MODEL, cors_origins=("*",))) as served:
             answer = await served.http.get("/v1/models", headers={"origin": "https://any.example"})

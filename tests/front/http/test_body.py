@@ -82,7 +82,7 @@ def refused(body: bytes) -> ApiError:
     [
         (b"{", "invalid_json", None),
         (b"[]", "invalid_type", None),
-        (b'{"number": 5}', "invalid_type", None),
+        (b'{"number": 5}', "missing_required_parameter", "name"),
         (b'{"name": 5}', "invalid_type", "name"),
         (b'{"name": "a", "number": "5"}', "invalid_type", "number"),
         (b'{"name": "a", "inner": {"x": "y"}}', "invalid_type", "inner"),

@@ -86,8 +86,11 @@ def test_ids_outside_the_vocabulary_are_named(field: str, value: object) -> None
     assert (caught.value.status, caught.value.param) == (400, field)
 
 
-def test_one_token_biased_twice_has_one_bias() -> None:
-    assert sampling({"logit_bias": {"7": 1.0, "07": 2.0}}).logit_bias == ((7, 2.0),)
+def test_one_token_biased_twice_is_refused_however_it_is_spelt() -> None:
+    assert sampling({"logit_bias": {"07": 2.0, "8": 1.0}}).logit_bias == ((7, 2.0), (8, 1.0))
+    with pytest.raises(ApiError, match="7 is named twice") as caught:
+        sampling({"logit_bias": {"7": 1.0, "07": 2.0}})
+    assert (caught.value.code, caught.value.param) == ("duplicate_field", "logit_bias")
 
 
 @pytest.mark.parametrize(("stop", "any_left"), [(None, False), ("", False), ([], False), ([""], False), ("x", True)])

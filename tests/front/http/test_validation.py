@@ -183,6 +183,7 @@ WRONG: list[tuple[str, Any]] = [
     ("logit_bias", {"\u0661": 1}),
     ("logit_bias", {"1": 101}),
     ("logit_bias", {"1": "x"}),
+    ("logit_bias", {"5": 1, "05": 1}),
     ("logit_bias", [1]),
     ("min_tokens", -1),
     ("min_tokens", 17),

@@ -12,7 +12,6 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.routing import Route
@@ -25,6 +24,7 @@ from kvyard.front.http.body import BodyDecoder, read_body
 from kvyard.front.http.connection import StallGuard, Watching
 from kvyard.front.http.context import Context
 from kvyard.front.http.conversation import prompt_text
+from kvyard.front.http.cors import Cors
 from kvyard.front.http.endpoint import GenerationEndpoint
 from kvyard.front.http.errors import JSON, ApiError, error_response, invalid
 from kvyard.front.http.openapi import openapi_document
@@ -132,14 +132,7 @@ def _layers(settings: HttpSettings, stalls: StallGuard, keys: KeyRing, observer:
     """From the outside in: a browser's preflight carries no key, and must see why one is missing."""
     layers = [Middleware(Watching, stalls)]
     if settings.cors_origins:
-        cors = Middleware(
-            CORSMiddleware,
-            allow_origins=settings.cors_origins,
-            allow_methods=["GET", "POST"],
-            allow_headers=["*"],
-            expose_headers=["retry-after", "www-authenticate", "x-request-id", "x-should-retry"],
-        )
-        layers.append(cors)
+        layers.append(Middleware(Cors, settings.cors_origins))
     return [*layers, Middleware(Authentication, keys, observer.refused)]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from typing import Final, Generic, NoReturn, TypeVar
+from typing import Final, Generic, TypeVar
 
 import msgspec
 import structlog
@@ -14,6 +14,7 @@ from starlette.types import Receive, Scope
 
 from kvyard.front.http.errors import ApiError, invalid
 from kvyard.front.http.unsupported import HARMLESS, UNSUPPORTED
+from kvyard.front.http.wording import wrong_body
 
 log = structlog.get_logger()
 
@@ -22,7 +23,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 _DRAIN_BYTES: Final = 64 << 20
 """How much of a too large body is read and thrown away so that its sender gets to read the answer."""
 
-_AT: Final = re.compile(r" - at (?:`key` in )?`\$\.?(?P<path>.*)`$")
 _KEY: Final = re.compile(rb'"(?:([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*+:|[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
 """Every string of a JSON text, from its first quote to its last; group 1 is the text of those that are names."""
 _RAW: Final = msgspec.json.Decoder(dict[str, msgspec.Raw])
@@ -78,7 +78,7 @@ class BodyDecoder(Generic[S]):
             fields = _RAW.decode(body)
             decoded = self._decoder.decode(body)
         except msgspec.ValidationError as error:
-            _wrong_type(error)
+            raise wrong_body(error, body) from error
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise invalid(f"The request body is not valid JSON: {error}.", code="invalid_json") from error
         except RecursionError as error:
@@ -97,16 +97,6 @@ class BodyDecoder(Generic[S]):
                 unknown.append(name[:64])
         if unknown:
             log.info("unknown request fields ignored", request_id=request_id, fields=sorted(unknown)[:32])
-
-
-def _wrong_type(error: msgspec.ValidationError) -> NoReturn:
-    text = str(error)
-    found = _AT.search(text)
-    if found is None:
-        raise invalid(f"The request body is wrong: {text[:1].lower()}{text[1:]}.", code="invalid_type") from error
-    path = found["path"].replace("[...]", "")
-    reason = text[: found.start()]
-    raise invalid(f"{path}: {reason[:1].lower()}{reason[1:]}.", path, "invalid_type") from error
 
 
 def _refuse_duplicates(body: bytes) -> None:

@@ -21,7 +21,7 @@ from kvyard.front.http.context import Context
 from kvyard.front.http.conversation import prompt_text
 from kvyard.front.http.errors import invalid
 from kvyard.front.http.logprobs import LogprobFormat
-from kvyard.front.http.order import Order, Prompt, make_order, room_for, shown_of
+from kvyard.front.http.order import Order, Prompt, make_order, refuse_hopeless, room_for, shown_of
 from kvyard.front.http.requests import ChatRequest
 from kvyard.front.text.continuation import Piece
 from kvyard.front.text.tokenizer import Tokenizer
@@ -38,11 +38,12 @@ async def understand(request: ChatRequest, order_id: str, context: Context) -> O
     elif request.top_logprobs:
         raise invalid("top_logprobs: only allowed together with logprobs.", "top_logprobs")
     n = request.n or 1
+    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
+    refuse_hopeless(max_tokens, context.service.max_model_len)
     context.take_place(order_id, n)
     text = await prompt_text(request, request.messages, context)
     # The template writes the begin-of-text token itself where the model wants one.
     ids = await context.encode(text, "messages", add_special_tokens=bool(request.add_special_tokens))
-    max_tokens = request.max_completion_tokens if request.max_completion_tokens is not None else request.max_tokens
     room = room_for(ids, max_tokens, None, context.service.max_model_len, "messages")
     return make_order(order_id, request, [Prompt(ids, text, room)], n, n, shown, context)
 

@@ -11,7 +11,16 @@ from kvyard.front.http.answers import Completion, CompletionChoice, CompletionLo
 from kvyard.front.http.context import Context
 from kvyard.front.http.errors import invalid
 from kvyard.front.http.logprobs import LogprobFormat
-from kvyard.front.http.order import DEFAULT_MAX_TOKENS, Order, Prompt, Shown, make_order, room_for, shown_of
+from kvyard.front.http.order import (
+    DEFAULT_MAX_TOKENS,
+    Order,
+    Prompt,
+    Shown,
+    make_order,
+    refuse_hopeless,
+    room_for,
+    shown_of,
+)
 from kvyard.front.http.requests import CompletionRequest
 from kvyard.front.text.continuation import Piece
 from kvyard.front.text.tokenizer import Tokenizer
@@ -37,6 +46,7 @@ async def understand(request: CompletionRequest, order_id: str, context: Context
             raise invalid("max_tokens: 0 is allowed only together with echo.", "max_tokens")
         shown.no_output, max_tokens = True, 1
     given = prompts_of(request.prompt)
+    _refuse_hopeless(given, max_tokens, context.service.max_model_len)
     context.take_place(order_id, n * len(given))
     prompts = [await _prompt(each, request, max_tokens, context) for each in given]
     return make_order(order_id, request, prompts, n, keep, shown, context)
@@ -56,6 +66,14 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> Given:
     if len(lists) == len(prompt):
         return lists
     raise invalid("prompt: texts, token ids and lists of token ids cannot be mixed.", "prompt", "invalid_type")
+
+
+def _refuse_hopeless(given: Given, max_tokens: int | None, limit: int) -> None:
+    """Raise ApiError 400 for what can never fit, as far as it is known before a place is taken and text tokenized."""
+    refuse_hopeless(max_tokens, limit)
+    for each in given:
+        if limit and not isinstance(each, str):
+            room_for(each, max_tokens, DEFAULT_MAX_TOKENS, limit, "prompt")
 
 
 def _candidates(request: CompletionRequest, keep: int) -> int:

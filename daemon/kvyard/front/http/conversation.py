@@ -53,6 +53,9 @@ def _plain(message: Message, at: int) -> dict[str, object]:
             f"messages[{at}].tool_calls",
             "unsupported_parameter",
         )
+    if not message.content and not isinstance(message.content, str) and message.role != "assistant":
+        where = f"messages[{at}].content"
+        raise invalid(f"{where} is missing; a message says something.", where, "missing_required_parameter")
     plain: dict[str, object] = {"role": message.role, "content": _text(message.content, at)}
     if message.name is not None:
         plain["name"] = message.name

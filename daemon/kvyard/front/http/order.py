@@ -131,6 +131,21 @@ def make_order(
         )
         for _ in range(n * len(prompts))
     ]
+def refuse_hopeless(max_tokens: int | None, limit: int) -> None:
+    """Raise ApiError 400 where no prompt at all fits beside `max_tokens`; to be told to come back would be wrong.
+
+    A limit of 0 is an engine that is still starting.
+    """
+    if limit and max_tokens is not None and max_tokens >= limit:
+        raise ApiError(
+            400,
+            f"The model's window (max_model_len) is {limit} tokens; the prompt needs at least one of them and "
+            f"max_tokens is {max_tokens}. Ask for fewer tokens.",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+
+
     jobs = _jobs(order_id, request, prompts, n, sampling, context)
     created = int(context.wall_clock())
     return Order(order_id, created, context.model_id, prompts, n, keep, shown, jobs, continuations)

@@ -63,6 +63,8 @@ def _bias(entries: dict[str, float], vocab_size: int) -> tuple[tuple[int, float]
             raise invalid(
                 f"logit_bias: {key} is no token id; the model has the ids 0 to {vocab_size - 1}.", "logit_bias"
             )
+        if int(key) in biases:
+            raise invalid(f"logit_bias: the token {int(key)} is named twice.", "logit_bias", "duplicate_field")
         biases[int(key)] = bias
     return tuple(biases.items())
 
