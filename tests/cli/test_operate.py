@@ -134,6 +134,12 @@ class TestPolicy:
             "in charge since step 55: admission fcfs (generation 4)" in cli("policy", "swap", "admission", "fcfs").out
         )
 
+    def test_set_answers_with_what_it_set(self, cli: Cli) -> None:
+        assert (
+            cli("policy", "set", "admission", "rate=2").out
+            == "admission aging: rate=2 since step 56 (generation 4)\n"
+        )
+
     def test_a_refused_swap_is_an_error_that_says_what_stays(self, cli: Cli) -> None:
         done = cli("policy", "swap", "admission", "broken")
         assert done.status == 1

@@ -113,6 +113,20 @@ def test_a_daemon_without_an_engine_is_drawn_too() -> None:
     assert "pid -" in text and "[" + " " * 30 + "]" in text
 
 
+def test_changed_parameters_mark_the_discipline_and_do_not_rename_it() -> None:
+    s = status()
+    s.changed = {"admission.aging": 3.0, "prefill.chunk": 64}
+    assert "discipline kvyard (changed: admission.aging, prefill.chunk), generation 3" in "\n".join(status_lines(s))
+    s.discipline = None
+    assert "discipline mixed, generation 3" in "\n".join(status_lines(s))
+
+
+def test_the_daemons_own_process_is_shown() -> None:
+    s = status()
+    s.pid = 77
+    assert status_lines(s)[0].endswith("up 1 h 2 m  pid 77")
+
+
 def test_requests_are_cut_and_the_rest_is_counted() -> None:
     lines = request_lines(RequestPage(2000, rows(50)), 10)
     assert len(lines) == 12 and lines[-1] == "... and 1990 more"

@@ -148,7 +148,7 @@ class Desk:
 
     async def policy_set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         self.calls.append(("set", (kind, dict(params)), who))
-        return SwapResult(True, 4, {kind: "aging"}, {kind: "aging"}, 56)
+        return SwapResult(True, 4, {kind: "aging"}, {kind: "aging"}, 56, params=dict(params))
 
     async def policy_release(self, policy: str, who: Who) -> Mapping[str, Any]:
         self.calls.append(("release", policy, who))

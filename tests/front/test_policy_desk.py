@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
-from kvyard.front.policy_desk import BUILTIN, PolicyDesk
+from kvyard.front.policy_desk import PolicyDesk
+from kvyard.front.policy_listing import BUILTIN
 from kvyard.front.quarantine import Quarantine
 from kvyard.link.messages import Ejected, Reply
 
@@ -23,6 +24,7 @@ class Engine:
         self.waiting: list[Any] = []
         self.refusal: Reply | None = None
         self.generation = 0
+        self.taken: dict[str, Any] = {}
         self.slow = False
         self.asked_slowly = asyncio.Event()
 
@@ -39,7 +41,8 @@ class Engine:
         current = {"admission": "a", "preemption": "p", "prefill": "f"}
         if params.get("kind") in current:
             current[str(params["kind"])] = str(params.get("name", "a"))
-        return Reply(1, {"generation": self.generation, "current": current, "previous": {}, "step": 9})
+        answer = {"generation": self.generation, "current": current, "previous": {}, "step": 9}
+        return Reply(1, {**answer, "params": self.taken})
 
 
 @pytest.fixture
@@ -64,6 +67,27 @@ async def test_a_disciplines_own_parameters_outlive_the_engine(desk: PolicyDesk,
     await desk.swap("discipline", "vllm", {"admission": {"watermark": 0.2}}, WHO)
     assert desk.in_charge.parts() == {"discipline": ("vllm", {"admission": {"watermark": 0.2}})}
     assert desk.in_charge.policies == {}
+
+
+async def test_a_changed_parameter_leaves_the_discipline_its_name(desk: PolicyDesk, engine: Engine) -> None:
+    await desk.swap("discipline", "vllm", {"admission.watermark": 0.2}, WHO)
+    result = await desk.set("admission", {"order": "priority"}, WHO)
+    assert result.params == {"order": "priority"}
+    assert desk.in_charge.named == "vllm"
+    assert desk.in_charge.changed == {"admission.watermark": 0.2, "admission.order": "priority"}
+    assert desk.in_charge.parts() == {
+        "discipline": ("vllm", {"admission": {"watermark": 0.2, "order": "priority"}}),
+    }
+    await desk.swap("prefill", "mine", {}, WHO)
+    assert [desk.in_charge.named, desk.in_charge.changed] == [None, {}], "now it is mixed"
+    await desk.set("prefill", {"x": 1}, WHO)
+    assert desk.in_charge.policies == {"prefill": ("a", {"x": 1})}, "by the name that the engine says"
+
+
+async def test_a_set_parameter_is_told_as_the_policy_took_it(desk: PolicyDesk, engine: Engine) -> None:
+    engine.taken = {"aging": 3.0, "watermark": 0.01}
+    assert (await desk.set("admission", {"aging": 3}, WHO)).params == {"aging": 3.0}
+    assert desk.in_charge.changed == {"admission.aging": 3.0}
 
 
 async def test_a_refused_candidate_changes_nothing(desk: PolicyDesk, engine: Engine) -> None:
@@ -94,10 +118,18 @@ async def test_a_wrong_kind_is_named(desk: PolicyDesk, engine: Engine, kind: str
     assert engine.asked == []
 
 
+async def test_a_part_that_was_put_out_alone_makes_it_mixed(desk: PolicyDesk, engine: Engine) -> None:
+    await desk.swap("admission", "bad", {}, WHO)
+    desk.ejected(Ejected("admission/bad", "raised", "no", 5))
+    assert desk.in_charge.named is None
+    assert desk.in_charge.parts() == {"admission": (BUILTIN, {})}
+
+
 async def test_an_ejected_discipline_leaves_the_built_ins_in_charge(desk: PolicyDesk, engine: Engine) -> None:
     await desk.swap("discipline", "theirs", {}, WHO)
     desk.ejected(Ejected("admission/bad", "raised", "no", 5, with_it=["preemption/p", "prefill/f"]))
-    assert desk.in_charge.policies == dict.fromkeys(("admission", "preemption", "prefill"), (BUILTIN, {}))
+    assert (desk.in_charge.named, desk.in_charge.parts(), desk.in_charge.changed) == (BUILTIN, {}, {})
+    assert desk.in_charge.generation == 2
     assert desk.blocked_names() == ["admission/bad"]
     assert desk.ejections == {"admission/bad": 1}
     await desk.swap("admission", "good", {}, WHO)

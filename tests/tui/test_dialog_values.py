@@ -69,6 +69,11 @@ def test_an_outcome_names_what_changed_and_only_that() -> None:
     assert outcome(result) == "Done at step 1,234: generation 7. admission: aging -> fcfs. on probation"
 
 
+def test_an_outcome_names_the_parameters_that_were_set() -> None:
+    result = SwapResult(True, 8, {"admission": "aging"}, {"admission": "aging"}, 5, params={"aging": 3.0})
+    assert outcome(result) == "Done at step 5: generation 8. aging=3"
+
+
 def test_an_outcome_that_is_none_says_what_stays() -> None:
     result = SwapResult(False, 7, {"admission": "aging"}, {"admission": "aging"}, 0)
     assert outcome(result) == "Not done: the daemon gave no reason. In charge: admission aging"
@@ -91,4 +96,7 @@ def test_options_and_what_is_in_charge() -> None:
     assert option_text(row).split() == ["admission", "evil", "!", "import", "error"]
     assert in_charge(status(), "discipline") == "vllm-aging"
     assert in_charge(status(), "prefill") == "vllm"
+    changed = status()
+    changed.changed = {"admission.rate": 2}
+    assert in_charge(changed, "discipline") == "vllm-aging (changed: admission.rate)"
     assert in_charge(status(), "nothing") == "?"

@@ -33,7 +33,7 @@ def discipline_lines(shown: dict[str, Any]) -> list[str]:
 
 def part_lines(part: dict[str, Any]) -> list[str]:
     """A policy and its parameters."""
-    known = {"kind", "name", "version", "distribution", "api", "doc", "params"}
+    known = {"kind", "name", "version", "distribution", "api", "doc", "params", "installed"}
     head = f"{part.get('kind', '')} {part.get('name', '')} {part.get('version', '')}"
     lines = [f"{clean(head)}  ({clean(str(part.get('distribution', '?')))}, API {clean(str(part.get('api', '?')))})"]
     lines += [f"  {clean(line.strip())}" for line in str(part.get("doc", "")).splitlines() if line.strip()]

@@ -11,7 +11,7 @@ import typer
 
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
-from kvyard.cli.outline import shown_lines
+from kvyard.cli.outline import scalar, shown_lines
 from kvyard.cli.output import clean, say, say_json, table
 from kvyard.control.client import Client, NotRunning
 from kvyard.control.paths import client_socket
@@ -50,7 +50,7 @@ def list_policies(socket: SocketOption = None, json: JsonOption = False) -> None
         return
     head = ("", "KIND", "NAME", "VERSION", "API", "FROM", "WHAT IT DOES")
     rows = [
-        ("*" if row.active else "!" if row.problem else "", row.kind, row.name, row.version, row.api,
+        ("*" if row.active else "!" if row.problem else "", row.kind, row.name, _versions(row), row.api,
          row.distribution, row.problem or row.doc.strip().partition("\n")[0])
         for row in listing.policies
     ]  # fmt: skip
@@ -59,8 +59,12 @@ def list_policies(socket: SocketOption = None, json: JsonOption = False) -> None
         say(f"! {clean(problem)}")
 
 
+def _versions(row: PolicyRow) -> str:
+    return f"{row.version} ({row.installed} installed)" if row.installed else row.version
+
+
 def show(
-    policy: Annotated[str, typer.Argument(help="KIND, or KIND/NAME; nothing is all in charge.")] = "",
+    policy: Annotated[str, typer.Argument(help="KIND, KIND/NAME or discipline/NAME; nothing is all in charge.")] = "",
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -111,6 +115,11 @@ def _change(method: str, params: dict[str, Any], socket: Path | None, json: bool
         result = msgspec.convert(client.call(method, params), SwapResult)
     if json:
         say_json(result)
+    elif result.ok and result.params:
+        values = " ".join(f"{name}={scalar(value)}" for name, value in result.params.items())
+        kind = str(params["kind"])
+        name = result.current.get(kind, "")
+        say(f"{clean(f'{kind} {name}: {values}')} since step {result.step} (generation {result.generation})")
     elif result.ok:
         names = ", ".join(f"{kind} {name}" for kind, name in result.current.items())
         say(f"in charge since step {result.step}: {names} (generation {result.generation})")

@@ -45,7 +45,7 @@ def _head(s: Status) -> list[str]:
     mode = ", deterministic" if m.deterministic else ""
     most = f", at most {count(m.max_model_len)} tokens" if m.max_model_len else ""
     return [
-        f"kvyard {s.version}  {state(s)}{reason}  {clean(s.address)}  up {duration(s.uptime_s)}",
+        f"kvyard {s.version}  {state(s)}{reason}  {clean(s.address)}  up {duration(s.uptime_s)}  pid {s.pid or '-'}",
         f"model    {clean(m.id)}  {clean(m.family)}, {m.dtype} on {clean(m.device or m.backend)}{mode}{most}",
         f"engine   {e.state}  pid {e.pid or '-'}  up {duration(e.uptime_s)}  restarts {e.restarts}  "
         f"step {count(e.step)}, {duration(e.last_step_age_s)} ago",
@@ -95,7 +95,7 @@ def _policies(s: Status) -> list[str]:
         )
         for p in s.policies
     ]  # fmt: skip
-    return [f"discipline {clean(s.discipline or 'mixed')}, generation {s.generation}", *table(head, rows)]
+    return [f"discipline {clean(s.in_charge)}, generation {s.generation}", *table(head, rows)]
 
 
 def _troubles(s: Status) -> list[str]:

@@ -71,22 +71,25 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def measure(socket: Path, names: list[str], prompts: int) -> dict[str, dict[str, Any]]:
-    """Each discipline's figures on the daemon at `socket`, whose own discipline is put back. Raises CliError."""
+    """Each discipline's figures on the daemon at `socket`, whose discipline and parameters are put back.
+
+    Raises CliError.
+    """
     with Client(socket, timeout=SWAP_WITHIN) as client:
         status = client.status()
-        before = _discipline(status)
+        before, changed = _discipline(status), status.changed
         target = live.Target(_address(status), status.model.id, status.model.max_model_len)
         try:
             return {name: _one(client, target, name, prompts) for name in names}
         except live.LiveError as error:
             raise CliError(str(error), "`kvyard events` on that socket shows what the daemon did") from error
         finally:
-            _swap(client, before, {})
+            _swap(client, before, changed)
 
 
 def _discipline(status: Status) -> str:
     if status.discipline is None:
-        text = "the daemon's policies are no named discipline, so they could not be put back"
+        text = "the daemon's policies are mixed, no named discipline, so they could not be put back"
         raise CliError(text, "put one in charge: kvyard policy swap discipline NAME")
     return status.discipline
 

@@ -195,9 +195,20 @@ class Status(Struct):
     """Requests that ended with an error since the start, by code."""
     policies: list[PolicyStatus]
     discipline: str | None
-    """The named discipline in charge, None after a single part was swapped."""
+    """The named discipline in charge, None after a single part was swapped. Its parameters may differ: `changed`."""
     generation: int
     quarantine: list[QuarantineEntry]
+    changed: dict[str, Any] = {}
+    """Parameters of the named discipline that an operator set, as `kind.name`."""
+    pid: int = 0
+    """The daemon's own process; the engine's is in `engine`."""
+
+    @property
+    def in_charge(self) -> str:
+        """The discipline in words: its name, with a mark when parameters differ, or `mixed`."""
+        if self.discipline is None:
+            return "mixed"
+        return self.discipline + (f" (changed: {', '.join(self.changed)})" if self.changed else "")
 
 
 class RequestRow(Struct):
@@ -239,6 +250,8 @@ class PolicyRow(Struct):
     problem: str = ""
     """Why it cannot be used, empty when it can."""
     doc: str = ""
+    installed: str = ""
+    """The version that a swap would load, where that is not the one in charge, which `version` names."""
 
 
 class PolicyListing(Struct):
@@ -258,6 +271,8 @@ class SwapResult(Struct):
     previous: dict[str, str]
     step: int
     message: str = ""
+    params: dict[str, Any] = {}
+    """Of `policy.set`: the parameters that were set, with the values in force."""
 
 
 class Method(Struct, frozen=True):

@@ -28,7 +28,8 @@ class Loader:
     def __init__(self) -> None:
         self.origins: dict[str, tuple[str, str]] = {}
         """`kind/name` to distribution and version."""
-        self._made: list[tuple[Policy, str]] = []
+        self._made: list[tuple[Policy, str, str]] = []
+        """Policies, their `kind/name`, and the version of the distribution that each was made from."""
 
     def candidate(self, kind: str, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
         """A policy or a whole discipline, ready to be swapped in. Raises RegistryError, ParamError."""
@@ -60,15 +61,19 @@ class Loader:
             return BUILTIN[kind](**params)
         loaded = registry.load(kind, name, dict(params))
         self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
-        self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}")]
+        self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}", loaded.version)]
         return loaded.policy
 
     def label(self, kind: Kind, policy: Policy) -> str:
         """`kind/name` as operators know the policy. By identity: its own `__eq__` would run outside the guard."""
-        for made, label in reversed(self._made):
+        for made, label, _ in reversed(self._made):
             if made is policy:
                 return label
         return f"{kind}/{policy.name or type(policy).__name__}"
+
+    def version(self, policy: Policy) -> str:
+        """The version of the distribution that the policy was made from, empty when it is not known any more."""
+        return next((version for made, _, version in reversed(self._made) if made is policy), "")
 
     def at_start(
         self,
@@ -130,6 +135,7 @@ def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> di
         "name": name,
         "distribution": distribution,
         "version": policy.version or version,
+        "installed": loader.version(policy),
         "api": ".".join(map(str, policy.api)),
         "doc": (type(policy).__doc__ or "").strip(),
         "params": policy.params.describe(),

@@ -22,7 +22,7 @@ from kvyard.front.metrics import Metrics
 from kvyard.front.one_shot import run_one
 from kvyard.front.operations import GenerateCall, OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
-from kvyard.front.policy_listing import describe_installed, listing
+from kvyard.front.policy_listing import describe_installed, listing, no_such_kind
 from kvyard.front.quarantine import Quarantine, state_file
 from kvyard.front.serving import Serving
 from kvyard.front.settings import Difference, Settings, SettingsError, compare
@@ -44,6 +44,7 @@ from kvyard.link.messages import (
 )
 from kvyard.link.record import StepRecord
 from kvyard.logs import configure
+from kvyard.policy.base import KINDS
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +145,7 @@ class Daemon:
         """One line for the service manager."""
         if self.serving.not_ready_reason:
             return self.serving.not_ready_reason
-        return f"serving {self.model.id}; {self.desk.in_charge.discipline or 'mixed'} discipline in charge"
+        return f"serving {self.model.id}; {self.desk.in_charge.named or 'mixed'} discipline in charge"
 
     def reload(self, reread: Callable[[], Settings]) -> None:
         """SIGHUP: take over the live settings that changed, name those that need a restart."""
@@ -327,19 +328,23 @@ class Daemon:
 
     async def policy_list(self) -> PolicyListing:
         """Installed policies and disciplines."""
-        active = {(str(p["kind"]), str(p["name"])) for p in self._in_force}
-        if not self.desk.in_charge.policies and self.desk.in_charge.discipline is not None:
-            active.add(("discipline", self.desk.in_charge.discipline))
+        active = {(str(p["kind"]), str(p["name"])): str(p.get("installed", "")) for p in self._in_force}
+        if self.desk.in_charge.named is not None:
+            active["discipline", self.desk.in_charge.named] = ""
         return await asyncio.to_thread(listing, active, self.desk.quarantine.active())
 
     async def policy_show(self, kind: str, name: str) -> Mapping[str, Any]:
         """What is in force; both empty for everything in charge."""
+        if kind not in ("", "discipline", *KINDS):
+            raise await asyncio.to_thread(no_such_kind, kind)
         in_charge = {(str(p["kind"]), str(p["name"])) for p in self._in_force}
         if name and (kind, name) not in in_charge:
             return await describe_installed(kind, name)
         answer = await self.desk.ask("policies", {})
-        rows = [p for p in answer["policies"] if not kind or p["kind"] == kind]
-        return rows[0] if name else {**answer, "policies": rows}
+        rows = [p for p in answer["policies"] if kind in ("", "discipline", p["kind"])]
+        now = self.desk.in_charge
+        words = {"discipline": now.named or "mixed", "changed": now.changed}
+        return rows[0] if name else {**answer, **words, "policies": rows}
 
     async def policy_swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Put another policy (or `kind` discipline) in charge; returns when it is."""

@@ -7,20 +7,18 @@ change at a time. What is in charge outlives the engine: a new one is started wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvyard.control.schema import QuarantineEntry, SwapResult
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
-from kvyard.front.policy_listing import vet
+from kvyard.front.policy_listing import BUILTIN, vet
 from kvyard.front.quarantine import Quarantine
 from kvyard.link.messages import Ejected, EngineInfo, Reply
 from kvyard.policy.base import KINDS
 
-BUILTIN = "builtin"
-"""Name of the policy of each kind that takes over when another is put out; it cannot be removed."""
 CHANGE_TIMEOUT_S = 30.0
 
 
@@ -39,8 +37,33 @@ class InCharge:
     policies: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     """Parts that differ from the discipline's own, by kind: name and parameters."""
     generation: int = 0
-    discipline_params: dict[str, Any] = field(default_factory=dict)
-    """By kind, what an operator set when he swapped the discipline in."""
+    discipline_params: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """By kind, what an operator set when he swapped the discipline in, or later."""
+
+    @property
+    def named(self) -> str | None:
+        """The discipline, None when single policies of another origin are in charge. Parameters do not change it."""
+        return None if self.policies else self.discipline
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """Parameters of a named discipline that an operator set, as `kind.name`."""
+        if self.policies:
+            return {}
+        return {f"{kind}.{name}": v for kind, values in self.discipline_params.items() for name, v in values.items()}
+
+    def set(self, kind: str, name: str, values: dict[str, Any]) -> None:
+        """An operator set parameters of the policy of that kind, which is called `name`."""
+        if kind in self.policies or self.discipline is None:
+            self.policies[kind] = (name, {**self.policies.get(kind, (name, {}))[1], **values})
+        else:
+            self.discipline_params.setdefault(kind, {}).update(values)
+
+    def put_out(self, kinds: Collection[str]) -> None:
+        """The built-ins of these kinds took over; all three together are a discipline, too."""
+        self.policies |= dict.fromkeys(kinds, (BUILTIN, {}))
+        if all(self.policies.get(kind) == (BUILTIN, {}) for kind in KINDS):
+            self.discipline, self.policies, self.discipline_params = BUILTIN, {}, {}
 
     def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """As `Start.policies` wants it."""
@@ -95,7 +118,7 @@ class PolicyDesk:
                 )
             )
             if kind == "discipline":
-                self.in_charge = InCharge(name, {}, result.generation, dict(params))
+                self.in_charge = InCharge(name, {}, result.generation, _by_kind(params))
             else:
                 self.in_charge.policies[kind] = (name, dict(params))
                 self.in_charge.generation = result.generation
@@ -109,9 +132,11 @@ class PolicyDesk:
         async with self._one_change():
             answer = await self.ask("set", {"kind": kind, "params": dict(params)})
             result = self._result(answer)
-            self.in_charge.policies[kind] = (result.current[kind], dict(answer.get("params", params)))
+            taken = answer.get("params", {})
+            result.params = {name: taken.get(name, value) for name, value in params.items()}
+            self.in_charge.set(kind, result.current[kind], result.params)
             self.in_charge.generation = result.generation
-        said = " ".join(f"{name}={value}" for name, value in params.items())
+        said = " ".join(f"{name}={value}" for name, value in result.params.items())
         self._log.add("set", f"{kind}: {said}", who=str(who), generation=result.generation)
         return result
 
@@ -125,10 +150,8 @@ class PolicyDesk:
     def ejected(self, message: Ejected) -> QuarantineEntry:
         """The engine put a policy out; the built-in of its kind is in charge."""
         self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
-        for policy in (message.policy, *message.with_it):
-            kind = policy.partition("/")[0]
-            if kind in KINDS:
-                self.in_charge.policies[kind] = (BUILTIN, {})
+        kinds = {policy.partition("/")[0] for policy in (message.policy, *message.with_it)}
+        self.in_charge.put_out(kinds & set(KINDS))
         self.in_charge.generation += 1
         entry = self.quarantine.add(message.policy, message.code, message.message)
         self._log.add(
@@ -172,6 +195,15 @@ class PolicyDesk:
             step=int(answer["step"]),
             message=str(answer.get("message", "")),
         )
+
+
+def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """A discipline's parameters, which may be written `{kind: {name: value}}` or `{"kind.name": value}`."""
+    found: dict[str, dict[str, Any]] = {}
+    for key, value in params.items():
+        kind, _, name = key.partition(".")
+        found.setdefault(kind, {}).update({name: value} if name else value)
+    return found
 
 
 class _OneChange:

@@ -8,38 +8,65 @@ from __future__ import annotations
 import asyncio
 import json
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
+from kvyard import __version__
 from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
 from kvyard.front.operations import OperationError
+from kvyard.policy.base import API, KINDS
 from kvyard.policy.discovery import OWN_DISTRIBUTION, discover
 from kvyard.policy.registry import list_policies
 
 SCRATCH_LIMIT_S = 20.0
+BUILTIN = "builtin"
+"""Name of the policy of each kind that takes over when another is put out; it cannot be removed."""
 
 
-def listing(active: Collection[tuple[str, str]], quarantined: list[QuarantineEntry]) -> PolicyListing:
-    """Everything installed; `active` are (kind, name) of what is in charge."""
+BUILTIN_DOC = "A part of the core that takes over when a policy is put out; see docs/policies.md."
+
+
+def listing(active: Mapping[tuple[str, str], str], quarantined: list[QuarantineEntry]) -> PolicyListing:
+    """Everything installed; `active` are (kind, name) of what is in charge.
+
+    Its values are the versions that run, which are older than the installed ones after an upgrade without a swap.
+    They are empty where that is not known.
+    """
     away = {entry.policy: entry for entry in quarantined}
     found = list_policies()
     rows = []
     for item in found.policies:
         entry = away.get(f"{item.kind}/{item.name}")
+        runs = active.get((item.kind, item.name), "") or item.version
         problem = item.problem or (f"in quarantine ({entry.code}: {entry.message})" if entry is not None else "")
         rows.append(
             PolicyRow(
                 kind=item.kind,
                 name=item.name,
                 distribution=item.distribution,
-                version=item.version,
+                version=runs,
                 api=item.api,
                 active=(item.kind, item.name) in active,
                 problem=problem,
                 doc=item.doc,
+                installed="" if runs == item.version else item.version,
             )
         )
+    rows += [
+        PolicyRow(kind, name, OWN_DISTRIBUTION, __version__, ".".join(map(str, API)), True, doc=BUILTIN_DOC)
+        for kind, name in active
+        if name == BUILTIN
+    ]
     return PolicyListing(rows, list(found.problems))
+
+
+def no_such_kind(word: str) -> OperationError:
+    """What to say to `policy show WORD`, where WORD may be the name of something."""
+    named = [f"{kind}/{name}" for kind, name in discover().offers if name == word]
+    named.sort(key=lambda text: not text.startswith("discipline/"))
+    kinds = f"write a kind (discipline, {', '.join(KINDS)}), KIND/NAME, discipline/NAME, or nothing"
+    hint = f"did you mean {' or '.join(named)}? Otherwise {kinds}" if named else kinds
+    return OperationError("bad-kind", f"{word!r} is not a kind of policy", hint)
 
 
 async def vet(kind: str, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -66,9 +67,11 @@ def build_status(s: Sources, in_force: list[dict[str, Any]], paused: bool) -> St
         latency=s.stats.latency(),
         errors=dict(s.stats.errors),
         policies=[_policy(s, policy) for policy in in_force],
-        discipline=None if s.desk.in_charge.policies else s.desk.in_charge.discipline,
+        discipline=s.desk.in_charge.named,
         generation=s.desk.in_charge.generation,
         quarantine=s.desk.quarantine.active(),
+        changed=s.desk.in_charge.changed,
+        pid=os.getpid(),
     )
 
 

@@ -12,6 +12,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.widgets import Button, Input, Label, OptionList
 
+from kvyard_tui import fmt
 from kvyard_tui.dialogs.base import Caller, Dialog
 from kvyard_tui.dialogs.values import said
 from kvyard_tui.model import Notice
@@ -168,6 +169,8 @@ def outcome(result: SwapResult) -> str:
         for kind, name in result.current.items()
         if result.previous.get(kind) != name
     ]
+    if result.params:
+        changed.append(", ".join(f"{name}={fmt.value(value)}" for name, value in result.params.items()))
     what = "; ".join(changed) or ", ".join(f"{kind} {name}" for kind, name in result.current.items())
     if not result.ok:
         return f"Not done: {result.message or 'the daemon gave no reason'}. In charge: {what}"

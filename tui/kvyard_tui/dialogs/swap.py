@@ -90,7 +90,8 @@ class SwapDialog(ChangeDialog):
     def about(self, choice: str) -> str:
         """Its own description, where it comes from, and its parameters once they are known."""
         row = self._listed[choice]
-        text = f"{row.doc or 'no description'} ({row.distribution} {row.version}, API {row.api})"
+        version = f"{row.version} runs, {row.installed} is installed" if row.installed else row.version
+        text = f"{row.doc or 'no description'} ({row.distribution} {version}, API {row.api})"
         return f"{text}; {self._described[choice]}" if choice in self._described else text
 
     def plan(self, choice: str, values: str) -> str:
@@ -99,7 +100,7 @@ class SwapDialog(ChangeDialog):
         given = parse_values(values)
         kind = row.kind
         before = in_charge(self._status, kind)
-        if before == row.name and not given:
+        if before == row.name and not given and not row.installed:
             raise ValueError(f"{kind} {row.name} is in charge now; give parameters to load it with other ones")
         text = f"{kind}: {before} -> {row.name}"
         if given:
@@ -115,7 +116,7 @@ class SwapDialog(ChangeDialog):
 def in_charge(status: Status, kind: str) -> str:
     """Name of what decides now."""
     if kind == "discipline":
-        return status.discipline or "mixed"
+        return status.in_charge
     return next((policy.name for policy in status.policies if policy.kind == kind), "?")
 
 

@@ -29,8 +29,7 @@ def policies(shown: Shown, width: int) -> list[Line]:
 
 
 def _in_charge(status: Status) -> str:
-    name = clean(status.discipline) if status.discipline else "mixed"
-    return f"{name}, generation {status.generation}"
+    return f"{clean(status.in_charge)}, generation {status.generation}"
 
 
 def _policy(policy: PolicyStatus, columns: tuple[str, ...], width: int) -> Line:

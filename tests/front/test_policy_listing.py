@@ -1,0 +1,57 @@
+"""What is installed, what of it runs, and what is said to a word that is no kind."""
+
+from __future__ import annotations
+
+import pytest
+from kvyard.control.schema import PolicyRow
+from kvyard.front import policy_listing
+from kvyard.front.policy_listing import BUILTIN, listing, no_such_kind
+from kvyard.policy.registry import Installed, Listing
+
+
+def row(rows: list[PolicyRow], kind: str, name: str) -> PolicyRow:
+    (found,) = [each for each in rows if (each.kind, each.name) == (kind, name)]
+    return found
+
+
+@pytest.fixture
+def upgraded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Version 1.1.0 of a plugin is installed."""
+    mine = Installed("admission", "mine", "plugin", "1.1.0", "m:Mine", "1.0", "Mine.", "")
+    monkeypatch.setattr(policy_listing, "list_policies", lambda: Listing([mine], []))
+
+
+@pytest.mark.usefixtures("upgraded")
+@pytest.mark.parametrize(
+    ("active", "expected"),
+    [
+        ({("admission", "mine"): "1.0.0"}, (True, "1.0.0", "1.1.0")),
+        ({("admission", "mine"): "1.1.0"}, (True, "1.1.0", "")),
+        ({("admission", "mine"): ""}, (True, "1.1.0", "")),
+        ({}, (False, "1.1.0", "")),
+    ],
+)
+def test_the_version_that_runs_is_shown(active: dict[tuple[str, str], str], expected: tuple[bool, str, str]) -> None:
+    mine = row(listing(active, []).policies, "admission", "mine")
+    assert (mine.active, mine.version, mine.installed) == expected
+
+
+def test_the_built_in_is_listed_while_it_is_in_charge() -> None:
+    rows = listing({("prefill", BUILTIN): "", ("admission", "vllm"): ""}, []).policies
+    found = row(rows, "prefill", BUILTIN)
+    assert found.active and "put out" in found.doc
+    assert not [each for each in rows if each.kind == "admission" and each.name == BUILTIN]
+
+
+def test_a_name_where_a_kind_belongs() -> None:
+    error = no_such_kind("sglang")
+    assert (error.code, error.message) == ("bad-kind", "'sglang' is not a kind of policy")
+    assert error.hint.startswith("did you mean discipline/sglang or ")
+    assert "admission/sglang" in error.hint
+
+
+def test_a_word_that_names_nothing() -> None:
+    hint = no_such_kind("weather").hint
+    assert "did you mean" not in hint
+    for words in ("admission", "preemption", "prefill", "KIND/NAME", "discipline/NAME"):
+        assert words in hint
