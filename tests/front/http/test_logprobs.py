@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
+import time
+from collections.abc import Callable
+from functools import partial, partialmethod
+from itertools import pairwise
+from typing import Any
 
 import msgspec
-from kvyard.front.http.logprobs import IMPOSSIBLE
+import pytest
+from kvyard.front.http import order
+from kvyard.front.http.logprobs import IMPOSSIBLE, LogprobFormat
+from kvyard.front.http.order import MOST_SCORES
 
-from tests.front.http.conftest import Serve, events
+from tests.front.http.conftest import PATIENCE, Serve, Served, events
 
 EOS = 2
 
@@ -157,3 +166,90 @@ async def test_scoring_a_prompt_without_any_output(serve: Serve) -> None:
         assert choice["logprobs"]["top_logprobs"][0] is None
         assert choice["finish_reason"] == "length"
         assert answer["usage"]["completion_tokens"] == 0
+
+
+async def slowest_health(served: Served, until: asyncio.Task[Any]) -> float:
+    """The longest that /health took until a task had ended, seconds."""
+    slowest = 0.0
+    while not until.done():
+        began = time.monotonic()
+        assert (await served.http.get("/health")).status_code == 200
+        slowest = max(slowest, time.monotonic() - began)
+        await asyncio.sleep(0.005)
+    return slowest
+
+
+@pytest.mark.parametrize(
+    ("fields", "each"),
+    [
+        ({"prompt_logprobs": 20}, 21),
+        ({"echo": True, "logprobs": 20}, 21),
+        ({"echo": True, "logprobs": 4, "prompt_logprobs": 5}, 11),
+        ({"prompt_logprobs": 0}, 1),
+    ],
+)
+async def test_no_answer_has_more_scores_of_its_prompts_than_fit(
+    serve: Serve, fields: dict[str, Any], each: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert MOST_SCORES * 64 < 16e6
+    monkeypatch.setattr(order, "MOST_SCORES", 6000)
+    async with serve([300], max_model_len=1 << 20, alternatives=near) as served:
+        fits = 6000 // each // 2
+        assert (await served.complete(prompt=[5] * fits, n=2, max_tokens=1, **fields)).status_code == 200
+        for wrong in ({"prompt": [5] * (fits + 1), "n": 2}, {"prompt": [[5] * fits, [5, 6]], "n": 2}):
+            answer = await served.complete(max_tokens=1, **wrong, **fields)
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"]) == (400, "invalid_value")
+            assert "; 6000 is the most" in error["message"]
+            assert error["param"] == ("prompt_logprobs" if "prompt_logprobs" in fields else "logprobs")
+        assert len(served.service.jobs) == 1
+
+
+async def test_continuations_that_are_not_shown_are_scored_too(serve: Serve) -> None:
+    async with serve([300], max_model_len=4096) as served:
+        answer = await served.complete(prompt=[5] * 2000, best_of=64, prompt_logprobs=20, max_tokens=1)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (400, "invalid_value")
+        assert "64 choices are 2688000" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_the_largest_scores_stall_nobody(serve: Serve, stream: bool) -> None:
+    async with serve([300], max_model_len=1 << 20, alternatives=near) as served:
+        fields = {"echo": True, "logprobs": 20} if stream else {"prompt_logprobs": 20}
+        asked = asyncio.create_task(
+            served.complete(prompt=[500] * (MOST_SCORES // 21), max_tokens=1, stream=stream, **fields)
+        )
+        slowest = await slowest_health(served, asked)
+        assert asked.result().status_code == 200
+        assert slowest < 0.3 * PATIENCE
+
+
+@pytest.mark.parametrize("fields", [{"prompt_logprobs": 2}, {"echo": True, "logprobs": 2}])
+async def test_a_prompt_is_encoded_once_for_all_its_choices(
+    serve: Serve, fields: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[Any] = []
+
+    def counted(real: Callable[..., Any], *given: Any) -> Any:  # noqa: ANN401 - whatever the real one has
+        made.append(given)
+        return real(*given)
+
+    for name in ("prompt", "echoed"):
+        monkeypatch.setattr(LogprobFormat, name, partialmethod(partial(counted, getattr(LogprobFormat, name))))
+    async with serve([300, 301], alternatives=near) as served:
+        prompts = [[500, 600], [700, 800, 900]]
+        choices = (await served.complete(prompt=prompts, n=3, max_tokens=2, **fields)).json()["choices"]
+        assert len(made) == 2
+        for at, choice in enumerate(choices):
+            ids = prompts[at // 3]
+            if "echo" in fields:
+                logprobs = choice["logprobs"]
+                text = served.text.tokenizer.token_text
+                assert logprobs["tokens"] == [text(token) for token in [*ids, 300, 301]]
+                assert logprobs["token_logprobs"] == [None] + [-0.5] * (len(ids) + 1)
+                assert [None if top is None else len(top) for top in logprobs["top_logprobs"]] == [None] + [2] * (
+                    len(ids) + 1
+                )
+                assert all(one <= two for one, two in pairwise(logprobs["text_offset"]))
+            else:
+                assert [each and next(iter(each)) for each in choice["prompt_logprobs"]] == [None, *map(str, ids[1:])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from msgspec import UNSET, Struct, UnsetType
+from msgspec import UNSET, Raw, Struct, UnsetType
 
 Finish = Literal["stop", "length"]
 
@@ -43,6 +43,15 @@ class CompletionLogprobs(Struct):
     token_logprobs: list[float | None]
     top_logprobs: list[dict[str, float] | None]
     text_offset: list[int]
+
+
+class EncodedLogprobs(Struct):
+    """`CompletionLogprobs` whose lists are JSON already: those of a prompt are the same in each of its choices."""
+
+    tokens: Raw
+    token_logprobs: Raw
+    top_logprobs: Raw
+    text_offset: Raw
 
 
 class CompletionChoice(Struct, kw_only=True):

@@ -7,7 +7,7 @@ from typing import Final
 import msgspec
 from msgspec import UNSET
 
-from kvyard.front.http.answers import Completion, CompletionChoice, CompletionLogprobs, Usage
+from kvyard.front.http.answers import Completion, CompletionChoice, CompletionLogprobs, EncodedLogprobs, Usage
 from kvyard.front.http.context import Context
 from kvyard.front.http.errors import invalid
 from kvyard.front.http.logprobs import LogprobFormat
@@ -108,6 +108,9 @@ class CompletionFormat:
         self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer)
         self._begun: set[int] = set()
+        self._scores: dict[int, msgspec.Raw] = {}
+        """JSON of the log-probabilities of each prompt, made once for all its choices."""
+        self._scored_echoes: dict[int, EncodedLogprobs] = {}
         self._echoed: dict[int, str] = {}
         """Text of each prompt that is echoed, by its number: the offsets of what follows count from it."""
 
@@ -173,21 +176,38 @@ class CompletionFormat:
         if shown.token_ids:
             choice.prompt_token_ids = prompt.ids
         if shown.prompt_logprobs is not None and entries is not None:
-            choice.prompt_logprobs = self._logprobs.prompt(entries, shown.prompt_logprobs)
+            if number not in self._scores:
+                scores = self._logprobs.prompt(entries, shown.prompt_logprobs)
+                self._scores[number] = msgspec.Raw(_ENCODER.encode(scores))
+            choice.prompt_logprobs = self._scores[number]  # type: ignore[assignment] # encoded already
         if not shown.echo:
             return
         text = self._prompt_text(number)
         choice.text = text + choice.text
         if choice.logprobs is not None and shown.logprobs is not None:
-            scored: list[TokenLogprobs | None] = [None] * len(prompt.ids) if entries is None else entries
-            echoed = self._logprobs.echoed(prompt.ids, scored, shown.logprobs, text)
-            choice.logprobs = _joined(echoed, choice.logprobs)
+            if number not in self._scored_echoes:
+                scored: list[TokenLogprobs | None] = [None] * len(prompt.ids) if entries is None else entries
+                echoed = self._logprobs.echoed(prompt.ids, scored, shown.logprobs, text)
+                self._scored_echoes[number] = _encoded(echoed)
+            joined = _joined(self._scored_echoes[number], _encoded(choice.logprobs))
+            choice.logprobs = joined  # type: ignore[assignment] # encoded already
 
 
-def _joined(prompt: CompletionLogprobs, output: CompletionLogprobs) -> CompletionLogprobs:
-    return CompletionLogprobs(
-        prompt.tokens + output.tokens,
-        prompt.token_logprobs + output.token_logprobs,
-        prompt.top_logprobs + output.top_logprobs,
-        prompt.text_offset + output.text_offset,
+def _encoded(lists: CompletionLogprobs) -> EncodedLogprobs:
+    each = (lists.tokens, lists.token_logprobs, lists.top_logprobs, lists.text_offset)
+    return EncodedLogprobs(*(msgspec.Raw(_ENCODER.encode(values)) for values in each))
+
+
+def _joined(prompt: EncodedLogprobs, output: EncodedLogprobs) -> EncodedLogprobs:
+    return EncodedLogprobs(
+        _chained(prompt.tokens, output.tokens),
+        _chained(prompt.token_logprobs, output.token_logprobs),
+        _chained(prompt.top_logprobs, output.top_logprobs),
+        _chained(prompt.text_offset, output.text_offset),
     )
+
+
+def _chained(first: msgspec.Raw, second: msgspec.Raw) -> msgspec.Raw:
+    """One JSON array of the items of two."""
+    items = [inner for each in (first, second) if (inner := bytes(each)[1:-1])]
+    return msgspec.Raw(b"[%s]" % b",".join(items))

@@ -19,6 +19,13 @@ DEFAULT_MAX_TOKENS: Final = 16
 """Of /v1/completions, as OpenAI has it; a chat without a limit gets all that remains of the window."""
 
 
+MOST_SCORES: Final = 240_000
+"""Log-probabilities of prompt tokens, alternatives included, that one answer may have: about 64 bytes of JSON each,
+so that it stays below 16 MB. An engine computes and sends them for each of `n` continuations."""
+_HEAVY: Final = 2000
+"""Log-probabilities whose JSON takes some milliseconds to make."""
+
+
 @dataclass(slots=True)
 class Prompt:
     """A prompt's ids, the text it was given as (if it was), and how many output tokens it may get."""
@@ -45,6 +52,13 @@ class Shown:
     no_output: bool = False
     """The one token that was computed to score a prompt is not part of the answer."""
 
+    @property
+    def per_prompt_token(self) -> int:
+        """Log-probabilities shown of each prompt token, its own and the alternatives."""
+        by_id = 0 if self.prompt_logprobs is None else self.prompt_logprobs + 1
+        echoed = self.logprobs + 1 if self.echo and self.logprobs is not None else 0
+        return by_id + echoed
+
 
 @dataclass(slots=True)
 class Order:
@@ -65,6 +79,18 @@ class Order:
     def prompt_tokens(self) -> int:
         """Tokens of all prompts."""
         return sum(len(prompt.ids) for prompt in self.prompts)
+
+    @property
+    def heavy_prompt(self) -> bool:
+        """What is said of the prompts takes long to encode."""
+        return self.prompt_tokens * self.shown.per_prompt_token > _HEAVY
+
+    @property
+    def heavy(self) -> bool:
+        """The answer so far takes long to encode."""
+        shown = self.shown.logprobs
+        output = 0 if shown is None else (shown + 1) * sum(each.count for each in self.continuations)
+        return output > _HEAVY or self.heavy_prompt
 
 
 def shown_of(request: GenerationRequest) -> Shown:
@@ -105,6 +131,21 @@ def room_for(ids: list[int], max_tokens: int | None, default: int | None, limit:
     return max_tokens
 
 
+def refuse_hopeless(max_tokens: int | None, limit: int) -> None:
+    """Raise ApiError 400 where no prompt at all fits beside `max_tokens`; to be told to come back would be wrong.
+
+    A limit of 0 is an engine that is still starting.
+    """
+    if limit and max_tokens is not None and max_tokens >= limit:
+        raise ApiError(
+            400,
+            f"The model's window (max_model_len) is {limit} tokens; the prompt needs at least one of them and "
+            f"max_tokens is {max_tokens}. Ask for fewer tokens.",
+            code="context_length_exceeded",
+            param="max_tokens",
+        )
+
+
 def make_order(
     order_id: str,
     request: GenerationRequest,
@@ -115,6 +156,7 @@ def make_order(
     context: Context,
 ) -> Order:
     """The order of a checked request. Raises ApiError 400 for what only now shows to be out of range."""
+    _refuse_many_scores(prompts, n, shown)
     least_room = min(prompt.room for prompt in prompts)
     min_tokens = request.min_tokens or 0
     if min_tokens > least_room:
@@ -131,24 +173,21 @@ def make_order(
         )
         for _ in range(n * len(prompts))
     ]
-def refuse_hopeless(max_tokens: int | None, limit: int) -> None:
-    """Raise ApiError 400 where no prompt at all fits beside `max_tokens`; to be told to come back would be wrong.
-
-    A limit of 0 is an engine that is still starting.
-    """
-    if limit and max_tokens is not None and max_tokens >= limit:
-        raise ApiError(
-            400,
-            f"The model's window (max_model_len) is {limit} tokens; the prompt needs at least one of them and "
-            f"max_tokens is {max_tokens}. Ask for fewer tokens.",
-            code="context_length_exceeded",
-            param="max_tokens",
-        )
-
-
     jobs = _jobs(order_id, request, prompts, n, sampling, context)
     created = int(context.wall_clock())
     return Order(order_id, created, context.model_id, prompts, n, keep, shown, jobs, continuations)
+
+
+def _refuse_many_scores(prompts: list[Prompt], n: int, shown: Shown) -> None:
+    tokens, each = sum(len(prompt.ids) for prompt in prompts), shown.per_prompt_token
+    if tokens * each * n > MOST_SCORES:
+        field = "logprobs" if shown.prompt_logprobs is None else "prompt_logprobs"
+        raise invalid(
+            f"{field}: {tokens} prompt tokens with {each} log-probabilities each (their own and the alternatives) in "
+            f"{n} choices are {tokens * each * n}; {MOST_SCORES} is the most in one answer. Ask for fewer "
+            "alternatives or choices, or divide the request.",
+            field,
+        )
 
 
 def _sampling(request: GenerationRequest, ranked: bool, shown: Shown, context: Context) -> Sampling:

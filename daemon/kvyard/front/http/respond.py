@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Final, Protocol
 
 import structlog
@@ -42,7 +43,9 @@ async def send_whole(run: Run, form: Format, headers: dict[str, str], send: Send
     """Wait for the end and send the answer. Raises ApiError, before anything is sent, when the generation failed."""
     async for _ in run.progress():
         pass
-    await send_json(200, form.whole(run.chosen(), run.usage()), headers, send)
+    heavy, chosen, usage = run.order.heavy, run.chosen(), run.usage()
+    body = await asyncio.to_thread(form.whole, chosen, usage) if heavy else form.whole(chosen, usage)
+    await send_json(200, body, headers, send)
 
 
 async def send_json(status: int, body: bytes, headers: dict[str, str], send: Send) -> None:
@@ -79,9 +82,15 @@ async def send_stream(run: Run, form: Format, headers: dict[str, str], scope: Sc
 
 async def _events(run: Run, form: Format, stream: _EventStream) -> None:
     order = run.order
+    heavy: set[int] = set(range(len(order.continuations))) if order.heavy_prompt else set()
     async for at in run.progress():
         usage = run.usage() if order.shown.usage_always else None
-        chunk = form.chunk(at, order.continuations[at].take(), usage)
+        piece = order.continuations[at].take()
+        if at in heavy:  # its first chunk carries the prompt's log-probabilities
+            heavy.remove(at)
+            chunk = await asyncio.to_thread(form.chunk, at, piece, usage)
+        else:
+            chunk = form.chunk(at, piece, usage)
         opening = form.opening(at)
         await stream.events(chunk if opening is None else b"%s\n\ndata: %s" % (opening, chunk))
     if order.shown.usage_chunk:
