@@ -127,6 +127,10 @@ async def test_the_description_names_every_route_and_resolves(serve: Serve) -> N
         schemas = document["components"]["schemas"]
         for name in _references(document):
             assert name in schemas
+        for path, chunk in (("/v1/completions", "Completion"), ("/v1/chat/completions", "ChatChunk")):
+            event = document["paths"][path]["post"]["responses"]["200"]["content"]["text/event-stream"]["schema"]
+            assert _references(event) == {chunk, "ErrorResponse"}
+            assert {"408", "413", "429", "503"} <= document["paths"][path]["post"]["responses"].keys()
         temperature = schemas["CompletionRequest"]["properties"]["temperature"]
         assert temperature["anyOf"][0]["minimum"] == 0
         assert schemas["CompletionRequest"]["required"] == ["prompt"]

@@ -44,9 +44,8 @@ def openapi_document(version: str) -> Json:
 
 
 def _paths() -> Json:
-    stream = {"text/event-stream": {"schema": {"type": "string"}}}
-    completion = _answer("Completion") | stream
-    conversation = _answer("ChatCompletion") | stream
+    completion = _answer("Completion") | _stream("Completion")
+    conversation = _answer("ChatCompletion") | _stream("ChatChunk")
     ready = {"200": _response("Ready.", _answer("Readiness")), "503": _response("Not ready.", _answer("Readiness"))}
     model = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
@@ -68,6 +67,19 @@ def _paths() -> Json:
 
 def _answer(name: str) -> Json:
     return {"application/json": {"schema": {"$ref": _PREFIX + name}}}
+
+
+def _stream(chunk: str) -> Json:
+    # Before OpenAPI 3.2, which has `itemSchema`, tools take the schema of an event stream for that of each event.
+    parts = [{"$ref": _PREFIX + name} for name in (chunk, "ErrorResponse")]
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": {"anyOf": parts}}
+    event = {
+        "description": "An event of the stream; the last one's data is [DONE], unless it ends with an error.",
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
+    return {"text/event-stream": {"schema": event}}
 
 
 def _response(description: str, content: Json) -> Json:
