@@ -47,7 +47,7 @@ class Sarathi(Discipline):
     name = "sarathi"
     doc = "Sarathi-Serve: decodes first, prompts in chunks of a fixed step size"
     parts = {
-        "admission": ("vllm", {"watermark": 0.01}),
+        "admission": ("vllm", {"watermark": 0.01, "batch": 128}),
         "preemption": ("vllm", {}),
         "prefill": ("decode-first", {"chunk": 512}),
     }

@@ -8,6 +8,7 @@ that preempted, and a request that becomes its own victim ends the phase.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 
 import numpy as np
 from kvyard.policy import (
@@ -35,10 +36,11 @@ class VllmAdmission(AdmissionPolicy):
     name = "vllm"
 
     class Params(PolicyParams):
-        """Watermark and order."""
+        """Watermark, order and size of a batch."""
 
         watermark: float = live(0.0, ge=0, le=0.5, unit="of all blocks", doc="Blocks kept free while anything runs.")
         order: str = live("fcfs", choices=ORDERS, doc="Order of the waiting queue; priority: lower first.")
+        batch: int = live(0, ge=0, unit="requests", doc="Most running requests; 0 leaves it to max_running.")
 
     params: Params
 
@@ -49,7 +51,11 @@ class VllmAdmission(AdmissionPolicy):
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:
             return nobody("after a preemption")
-        return Admission(s.waiting, keep=int(self.params.watermark * s.blocks) if s.running else 0)
+        running, batch = len(s.running), self.params.batch
+        if batch and running >= batch:
+            return nobody("slots")
+        entries = islice(s.waiting, batch - running) if batch else s.waiting
+        return Admission(entries, keep=int(self.params.watermark * s.blocks) if running else 0)
 
 
 class VllmPreemption(PreemptionPolicy):

@@ -33,3 +33,16 @@ def test_two_prompts_share_a_chunk() -> None:
     arrive(scheduler, (1, 10, 3), (2, 20, 3))
     granted = [log.scheduled for log in run_all(scheduler)]
     assert granted[:3] == [{1: 10, 2: 6}, {1: 1, 2: 14}, {1: 1, 2: 1}]
+
+
+def test_a_batch_has_its_own_size_beside_the_places() -> None:
+    scheduler = core("sarathi,admission.batch=3", blocks=200)
+    arrive(scheduler, *((id, 4, 6) for id in range(1, 8)))
+    logs = list(run_all(scheduler))
+    assert max(len(log.scheduled) for log in logs) == 3
+    assert {id for log in logs for id, _ in log.finished} == set(range(1, 8))
+
+
+def test_by_default_128_run_at_most() -> None:
+    policies = core("sarathi").policies
+    assert policies.admission.params.batch == 128  # type: ignore[attr-defined]  # the vllm policy's own parameters

@@ -142,7 +142,7 @@ def test_a_block_that_a_decode_fills_is_shared_within_the_same_step() -> None:
         {"id": "A", "arrival_step": 0, "prompt_len": 6, "output_len": 4, "prompt_token_ids": [1, 2, 3, 4, 5, 6]},
         {"id": "B", "arrival_step": 2, "prompt_len": 9, "output_len": 1, "prompt_token_ids": [*range(1, 7), 7, 7, 9]},
     ]
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"scheduled": {"A": 6}, "cached": {"A": 0}},
         {"scheduled": {"A": 1}, "cached": {}},
         {"scheduled": {"A": 1, "B": 1}, "cached": {"B": 8}, "finished": ["B"]},
@@ -157,7 +157,7 @@ def test_requests_come_in_the_order_of_their_arrival_whatever_the_order_of_the_f
         {"id": "early", "arrival_step": 0, "prompt_len": 80, "output_len": 1},
         {"id": "next", "arrival_step": 0, "prompt_len": 30, "output_len": 1},
     ]
-    steps = [
+    steps: list[dict[str, Any]] = [
         {"scheduled": {"early": 64}},
         {"scheduled": {"early": 16, "next": 30, "late": 18}, "finished": ["early", "next"]},
         {"scheduled": {"late": 22}, "finished": ["late"]},
