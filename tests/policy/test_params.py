@@ -16,6 +16,7 @@ class Example(PolicyParams):
     count: int = live(3, ge=1)
     on: bool = live(True)
     mode: str = restart("fast", choices=("fast", "slow"))
+    free: float = live(0.0)
 
 
 class Further(Example):
@@ -26,7 +27,7 @@ class Further(Example):
 
 def test_defaults_and_values() -> None:
     params = Example()
-    assert params.values() == {"share": 0.25, "count": 3, "on": True, "mode": "fast"}
+    assert params.values() == {"share": 0.25, "count": 3, "on": True, "mode": "fast", "free": 0.0}
     assert (params.share, params.count, params.on, params.mode) == (0.25, 3, True, "fast")
     assert Further(extra=5).values()["extra"] == 5
     assert "extra" not in Example.specs
@@ -35,11 +36,16 @@ def test_defaults_and_values() -> None:
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"shares": 1}, "no parameter 'shares'; this policy has: share, count, on, mode"),
+        ({"shares": 1}, "no parameter 'shares'; this policy has: share, count, on, mode, free"),
         ({"share": "0.5"}, "share takes a number"),
         ({"share": True}, "share takes a number"),
         ({"share": 1.5}, "at most 1"),
-        ({"share": float("nan")}, "share"),
+        ({"share": float("nan")}, "share takes a finite number"),
+        ({"free": float("nan")}, "free takes a finite number"),
+        ({"free": float("inf")}, "free takes a finite number"),
+        ({"free": 10**400}, "free must be at most 1,000,000,000,000"),
+        ({"count": 2**63}, "count must be at most 1,000,000,000,000"),
+        ({"count": 10**5000}, "count must be at most 1,000,000,000,000"),
         ({"count": 0}, "at least 1"),
         ({"count": 2.0}, "count takes a integer"),
         ({"on": 1}, "on takes a boolean"),

@@ -9,6 +9,7 @@ anew. Values are immutable: a change makes a new `Params` object, so a policy ne
 
 from __future__ import annotations
 
+import math
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,6 +17,8 @@ from typing import Any, ClassVar, Literal, Self, TypeVar, cast
 
 Value = int | float | bool | str
 T = TypeVar("T", int, float, bool, str)
+MOST = 10**12
+"""Largest whole number of any parameter: more than any count of tokens, and sums over a thousand stay in 64 bits."""
 _TYPES: dict[type, str] = {int: "integer", float: "number", bool: "boolean", str: "string"}
 
 
@@ -97,6 +100,8 @@ class PolicyParams:
     @classmethod
     def _checked(cls, name: str, spec: ParamSpec, value: object) -> Value:
         kind = cls.types[name]
+        if type(value) is int and abs(value) > MOST:
+            raise ParamError(f"{name} must be at most {MOST:,}; a number that large is no count of anything")
         if kind is float and type(value) is int:
             value = float(value)
         if type(value) is not kind:
@@ -109,9 +114,11 @@ class PolicyParams:
 
     @staticmethod
     def _check_range(name: str, spec: ParamSpec, value: float) -> None:
+        if not math.isfinite(value):
+            raise ParamError(f"{name} takes a finite number, not {value!r}")
         low = spec.ge is None or value >= spec.ge
         high = spec.le is None or value <= spec.le
-        if low and high:  # a NaN fails both comparisons
+        if low and high:
             return
         bounds = [f"at least {spec.ge:g}"] if spec.ge is not None else []
         bounds += [f"at most {spec.le:g}"] if spec.le is not None else []
