@@ -1,4 +1,4 @@
-"""The description that a daemon serves is true of that daemon: schemathesis reads it and sends what it allows, and not."""
+"""The description that a daemon serves is true of it: schemathesis sends what it allows, and what it does not."""
 
 from __future__ import annotations
 
