@@ -85,17 +85,18 @@ def test_the_status_fits_a_terminal() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "word"),
+    ("changes", "engine", "word"),
     [
-        ({}, "ready"),
-        ({"paused": True}, "paused"),
-        ({"draining": True, "paused": True}, "draining"),
-        ({"ready": False}, "recovering"),
+        ({}, "ready", "ready"),
+        ({"paused": True, "ready": False}, "ready", "paused"),
+        ({"paused": True, "ready": False}, "recovering", "recovering"),
+        ({"draining": True, "paused": True, "ready": False}, "ready", "draining"),
+        ({"ready": False}, "recovering", "recovering"),
     ],
 )
-def test_the_state_in_a_word(changes: dict[str, bool], word: str) -> None:
+def test_the_state_in_a_word(changes: dict[str, bool], engine: str, word: str) -> None:
     s = status()
-    s.engine.state = "recovering"
+    s.engine.state = engine
     for name, value in changes.items():
         setattr(s, name, value)
     assert state(s) == word

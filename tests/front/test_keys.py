@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvyard.front.keys import KeyFileError, KeyRing, make_key, read_keys
+from kvyard.front.keys import KeyChange, KeyFileError, KeyRing, make_key, read_keys
 
 names = st.from_regex(r"[A-Za-z0-9._@-]{1,64}", fullmatch=True)
 tenants = st.text(st.characters(codec="utf-8", exclude_categories=["C"], exclude_characters=":"), max_size=40)
@@ -99,3 +100,16 @@ def test_a_load_that_fails_leaves_the_keys_in_force(tmp_path: Path) -> None:
 def test_names_that_a_line_cannot_hold(name: str, tenant: str) -> None:
     with pytest.raises(ValueError, match=r"name has|tenant has"):
         make_key(name, tenant)
+
+
+def test_a_second_reading_tells_what_changed(tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    keys = [make_key(name)[1] for name in ("a", "b", "c")]
+    path.write_text("".join(f"{key.line}\n" for key in keys[:2]))
+    ring = KeyRing(path)
+    assert str(ring.load(path)) == ""
+    renamed = replace(keys[0], name="z", tenant="z")
+    path.write_text(f"{renamed.line}\n{keys[2].line}\n")
+    assert ring.load(path) == KeyChange(added=1, revoked=1, renamed=1)
+    assert str(ring.load(None)) == "api keys: 2 revoked"
+    assert str(ring.load(path)) == "api keys: 2 added"

@@ -349,3 +349,15 @@ def test_a_control_value_that_cannot_travel_is_answered() -> None:
     replies: list[Reply] = []
     yard.serving.control("set", {"params": {"aging": 2**64}}, replies.append)
     assert [reply.code for reply in replies] == ["bad-params"]
+
+
+def test_a_paused_daemon_is_not_ready_and_says_why() -> None:
+    yard = Yard()
+    assert yard.serving.ready
+    yard.serving.paused = True
+    assert not yard.serving.ready
+    assert yard.serving.not_ready_reason.startswith("paused: ")
+    yard.serving.submit(job())
+    assert yard.taken() == [1], "requests are taken, and wait"
+    yard.serving.paused = False
+    assert (yard.serving.ready, yard.serving.not_ready_reason) == (True, "")

@@ -34,9 +34,9 @@ def state(s: Status) -> str:
     """In one word what the daemon does."""
     if s.draining:
         return "draining"
-    if not s.ready:
-        return s.engine.state
-    return "paused" if s.paused else "ready"
+    if s.paused and s.engine.state == "ready":
+        return "paused"
+    return "ready" if s.ready else s.engine.state
 
 
 def _head(s: Status) -> list[str]:

@@ -242,9 +242,10 @@ def main() -> None:
     link_fd, parent = int(sys.argv[1]), int(sys.argv[2])
     die_with(parent)
     faulthandler.enable()
-    # A terminal's Ctrl-C and a service manager's SIGTERM are for the front: it drains, then says stop.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # A terminal's Ctrl-C, a service manager's SIGTERM and a reload's SIGHUP, which may go to the whole group, are for
+    # the front: it drains and then says stop, or tells what it read anew.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     configure("info", "auto")
     with socket.socket(fileno=link_fd) as link:
         try:

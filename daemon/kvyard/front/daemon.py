@@ -90,7 +90,6 @@ class Daemon:
         """Result: the first engine serves; an EngineRefused exception when it cannot start as asked."""
         self.stop_asked: Callable[[], None] = lambda: None
         """Called when an operator asks the daemon to drain and stop."""
-        self._paused = False
         self._policy_state: dict[str, Any] = {}
         self._in_force: list[dict[str, Any]] = []
         self._sources = Sources(
@@ -128,7 +127,7 @@ class Daemon:
         done = asyncio.Event()
         self.serving.idle = done.set
         if len(self.serving.journal):
-            if self._paused:
+            if self.serving.paused:
                 await self._ask_engine("resume")
             try:
                 await asyncio.wait_for(done.wait(), limit_s)
@@ -151,7 +150,7 @@ class Daemon:
         """SIGHUP: take over the live settings that changed, name those that need a restart."""
         try:
             new = reread()
-            self.keys.load(new.api_key_file)
+            keys = str(self.keys.load(new.api_key_file))
         except (SettingsError, KeyFileError) as error:
             self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
             log.error("config.refused", problems=str(error).splitlines())
@@ -164,7 +163,7 @@ class Daemon:
         self._apply_places()
         self.log.add(
             "reload",
-            f"in force now: {', '.join(difference.live) or 'nothing new'}"
+            f"in force now: {', '.join([*difference.live, *([keys] if keys else [])]) or 'nothing new'}"
             + (f"; needs a restart: {', '.join(difference.restart)}" if difference.restart else ""),
             live=difference.live,
             restart=difference.restart,
@@ -242,7 +241,7 @@ class Daemon:
         self.desk.engine_ready(info)
         self._in_force = placeholder_policies(info)
         self.serving.engine_up(info)
-        if self._paused:
+        if self.serving.paused:
             self.serving.control("pause", {}, lambda reply: None)
         if self.settings.max_running < info.max_running:
             self._apply_places()
@@ -309,7 +308,7 @@ class Daemon:
 
     async def status(self) -> Status:
         """Everything the first screen shows."""
-        return build_status(self._sources, self._in_force, self._paused)
+        return build_status(self._sources, self._in_force, self.serving.paused)
 
     async def requests(self, limit: int) -> RequestPage:
         """Unfinished sequences, running first, then waiting in order."""
@@ -383,14 +382,14 @@ class Daemon:
 
     async def _pause(self, method: str, paused: bool, who: Who) -> Mapping[str, Any]:
         await self.desk.ask(method, {})
-        self._paused = paused
+        self.serving.paused = paused
         self.log.add("pause", "scheduling stopped" if paused else "scheduling goes on", who=str(who))
         return {"paused": paused}
 
     async def _ask_engine(self, method: str) -> None:
         try:
             await self.desk.ask(method, {})
-            self._paused = False
+            self.serving.paused = False
         except OperationError as error:
             log.warning("engine.ask", method=method, problem=error.message)
 

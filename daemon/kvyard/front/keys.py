@@ -106,6 +106,25 @@ def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogateescape")).digest()
 
 
+@dataclass(frozen=True, slots=True)
+class KeyChange:
+    """What reading the file again changed."""
+
+    added: int
+    revoked: int
+    renamed: int
+    """Keys with another name or tenant than before."""
+
+    def __str__(self) -> str:
+        """In words, empty for no change."""
+        parts = [
+            f"{number} {what}"
+            for what, number in (("added", self.added), ("revoked", self.revoked), ("renamed", self.renamed))
+            if number
+        ]
+        return f"api keys: {', '.join(parts)}" if parts else ""
+
+
 class KeyRing:
     """The keys in force; replaced as a whole, so that no request meets half a change."""
 
@@ -122,9 +141,16 @@ class KeyRing:
     def __len__(self) -> int:
         return len(self._keys or ())
 
-    def load(self, path: Path | None) -> None:
+    def load(self, path: Path | None) -> KeyChange:
         """Take over the keys of a file; without one the API is open. Raises KeyFileError and changes nothing then."""
-        self._keys = None if path is None else tuple(read_keys(path))
+        before, self._keys = self._keys, None if path is None else tuple(read_keys(path))
+        old, new = set(before or ()), set(self._keys or ())
+        same = {key.digest for key in old} & {key.digest for key in new}
+        return KeyChange(
+            added=sum(key.digest not in same for key in new),
+            revoked=sum(key.digest not in same for key in old),
+            renamed=sum(key.digest in same for key in new - old),
+        )
 
     def find(self, secret: str) -> ApiKey | None:
         """The key that a client showed. Takes as long for any key, and for one that is not there."""

@@ -32,8 +32,9 @@ WAIT_REASONS: Final = ("queued", "slots", "budget", "blocks", "chunk", "sibling"
 OVERRIDE_CAUSES: Final = ("alone", "needed-by-newcomer", "no-progress", "no-victim", "other")
 EJECTION_CODES: Final = (*CODES, "other")
 REFUSAL_CODES: Final = (
-    "queue_full", "context_length_exceeded", "empty_prompt", "bad_request", "not_supported", "too_many_sequences",
-    "starting", "draining", "invalid_api_key", "other",
+    "queue_full", "context_length_exceeded", "empty_prompt", "too_many_sequences", "model_not_found", "chat_template",
+    "invalid_value", "invalid_type", "invalid_json", "missing_required_parameter", "duplicate_field",
+    "unsupported_parameter", "body_too_large", "bad_request", "invalid_api_key", "starting", "draining", "other",
 )  # fmt: skip
 CUTS: Final = ("buffer", "stalled")
 PARTS: Final = ("inbox", "schedule", "model", "sample", "outputs", "gap")

@@ -88,6 +88,8 @@ class Serving:
         self.draining = False
         self.max_waiting = max_waiting
         self.max_waiting_tokens = max_waiting_tokens
+        self.paused = False
+        """An operator stopped scheduling: requests are taken, and wait."""
         self.stalled: Callable[[], float] = lambda: 0.0
         """Seconds that the engine has spent in its present step."""
         self.idle: Callable[[], None] = lambda: None
@@ -111,8 +113,8 @@ class Serving:
 
     @property
     def ready(self) -> bool:
-        """An engine serves, makes progress, and nothing is draining."""
-        return self._engine_up and not self.draining and self.stalled() < STALL_S
+        """An engine serves, makes progress, is not paused, and nothing is draining."""
+        return self._engine_up and not self.draining and not self.paused and self.stalled() < STALL_S
 
     @property
     def not_ready_reason(self) -> str:
@@ -121,6 +123,8 @@ class Serving:
             return "draining: the daemon finishes what runs and takes nothing new"
         if not self._engine_up:
             return "the engine restarts; requests are kept" if self.info else "the engine is starting"
+        if self.paused:
+            return "paused: an operator stopped scheduling; requests wait until `kvyard resume`"
         if (seconds := self.stalled()) >= STALL_S:
             return f"the engine has been in one step for {seconds:.0f} s"
         return ""

@@ -146,7 +146,7 @@ async def test_no_key_is_ever_logged_and_refusals_are_counted(
             await served.http.post("/v1/completions", json={"prompt": "x", "odd": 1}, headers=bearer(ann))
             await served.http.post("/v1/completions", content=b"{", headers=bearer(ann))
             await served.http.get("/v1/models", headers=bearer("kv-wrong-one"))
-            assert served.observer.refusals == ["invalid_api_key"]
+            assert served.observer.refusals == ["invalid_json", "invalid_api_key"]
     said = json.dumps(lines, default=str) + "".join(capfd.readouterr())
     assert ann not in said
     assert "kv-wrong-one" not in said

@@ -100,9 +100,10 @@ def create_app(
         context,
         settings,
         stalls,
+        observer.refused,
     )
     conversation = GenerationEndpoint(
-        ChatRequest, "chatcmpl", chat.understand, chat.ChatFormat, context, settings, stalls
+        ChatRequest, "chatcmpl", chat.understand, chat.ChatFormat, context, settings, stalls, observer.refused
     )
     routes = [
         Route("/v1/completions", completion, methods=["POST"]),

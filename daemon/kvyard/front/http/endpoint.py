@@ -22,6 +22,7 @@ from kvyard.front.http.requests import GenerationRequest
 from kvyard.front.http.respond import Format, fail_stream, send_error, send_stream, send_whole
 from kvyard.front.http.run import Run
 from kvyard.front.http.settings import HttpSettings
+from kvyard.front.service import Refusal
 from kvyard.front.text.tokenizer import Tokenizer
 
 log = structlog.get_logger()
@@ -54,8 +55,13 @@ class GenerationEndpoint(Generic[R]):
         context: Context,
         settings: HttpSettings,
         stalls: StallGuard,
+        refused: Callable[[str], None] = lambda code: None,
     ) -> None:
-        """`prefix` begins the ids of answers; `understand` and `make_format` are the two sides of the API."""
+        """`prefix` begins the ids of answers; `understand` and `make_format` are the two sides of the API.
+
+        `refused` is told the code of a request that was not accepted, unless the serving side refused it, which
+        counts for itself.
+        """
         self._decoder = BodyDecoder(kind)
         self._prefix = prefix
         self._understand = understand
@@ -63,6 +69,7 @@ class GenerationEndpoint(Generic[R]):
         self._context = context
         self._settings = settings
         self._stalls = stalls
+        self._refused = refused
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         own = self._context.new_id(self._prefix)
@@ -81,6 +88,8 @@ class GenerationEndpoint(Generic[R]):
             # The server gives its connections up; this task ends here in any case, but not without a word.
             await serving.farewell()
         except ApiError as error:
+            if not serving.accepted and not isinstance(error.__cause__, Refusal):
+                self._refused(error.code or "other")
             await send_error(error, headers, send)
         except Exception:
             log.exception("a request ended by an internal error", request_id=own)
@@ -121,6 +130,11 @@ class _Serving(Generic[R]):
         self._handle = handle_of(scope)
         self._send = WatchedSend(send, self._handle, endpoint.most_unsent, self._cut)
         self._run: Run | None = None
+
+    @property
+    def accepted(self) -> bool:
+        """The serving side took it."""
+        return self._run is not None
 
     def cancel(self) -> None:
         """The client is gone."""
