@@ -4,7 +4,9 @@ The variable holds a JSON list of faults, each with
     point    `schedule`, `model`, `sample` or `outputs`: where in a step
     action   `kill` (SIGKILL), `segv`, `exit` (status 3), `raise` (any exception), `fail` (an error of that
              sequence alone), `block` (sleep for ever), `sleep` (`seconds`)
-    token    only in a step with a sequence whose prompt contains this token id
+    token    only in a step with a sequence that contains this token id
+    computed only with a sequence of which so many tokens have been computed: in its decode steps, for one
+    restored only with a sequence whose KV comes back from the host pool in this step
     step     only in this step
     once     a file that must not exist and is created by the fault: so it happens once over restarts
 
@@ -44,6 +46,8 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     point: Point
     action: Literal["kill", "segv", "exit", "raise", "fail", "block", "sleep"]
     token: int | None = None
+    computed: int = 0
+    restored: bool = False
     step: int | None = None
     seconds: float = 0.0
     once: str | None = None
@@ -72,18 +76,18 @@ class Faults:
         for fault in self._faults:
             if fault.point != point or (fault.step is not None and fault.step != plan.step):
                 continue
-            row = self._row(fault, plan)
-            if row is not None and self._first_time(fault):
-                self._act(fault, int(plan.ids[row]))
+            guilty = self._guilty(fault, plan)
+            if guilty is not None and self._first_time(fault):
+                self._act(fault, guilty)
 
     @staticmethod
-    def _row(fault: Fault, plan: Plan) -> int | None:
-        if fault.token is None:
-            return 0
-        for row, slot in enumerate(plan.slots.tolist()):
-            known = int(plan.computed[row] + plan.granted[row])
-            if np.any(plan.tokens[slot, :known] == fault.token):
-                return row
+    def _guilty(fault: Fault, plan: Plan) -> int | None:
+        """Id of the first sequence of the step that the fault is about."""
+        for sequence_id, slot, computed, granted in _present(plan, fault.restored):
+            if computed < fault.computed:
+                continue
+            if fault.token is None or np.any(plan.tokens[slot, : computed + granted] == fault.token):
+                return sequence_id
         return None
 
     @staticmethod
@@ -113,3 +117,12 @@ class Faults:
                 time.sleep(1e6)
             case "sleep":
                 time.sleep(fault.seconds)
+
+
+def _present(plan: Plan, restored: bool) -> list[tuple[int, int, int, int]]:
+    """Id, slot, computed and granted tokens of those who get tokens, or of those who are copied back."""
+    if not restored:
+        columns = (plan.ids.tolist(), plan.slots.tolist(), plan.computed.tolist(), plan.granted.tolist())
+        return list(zip(*columns, strict=True))
+    back = {copy.id for copy in plan.copies if copy.direction == "in"}
+    return [(came.id, came.slot, came.start, 0) for came in plan.admitted if came.id in back]
