@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
+from kvyard.sim.arrivals import COLUMNS, FIELDS
 
 from tests.cli.conftest import Cli
 from tests.sim.loads import AZURE, GOLDEN, MOONCAKE, TRACES
@@ -22,13 +23,21 @@ class TestReplay:
         assert done.json == {"steps": 343, "equal": 343, "first_difference": None}
         assert done.status == 0 and done.err == ""
 
-    def test_a_difference_is_shown(self, lonely: Cli) -> None:
+    def test_a_difference_is_shown_and_told_by_the_status(self, lonely: Cli) -> None:
         golden = str(next(path for path in GOLDEN if path.stem == "tgi"))
-        found = lonely("sim", "replay", golden, "-d", "vllm", "--json").json
-        assert found["equal"] < found["steps"] == 12
-        assert set(found["first_difference"]) == {"step", "field", "expected", "found"}
-        out = lonely("sim", "replay", golden, "-d", "vllm").out
-        assert "of 12 steps are equal" in out and "first difference in step" in out
+        done = lonely("sim", "replay", golden, "-d", "vllm", "--json")
+        assert (done.status, done.err) == (1, "")
+        assert done.json["equal"] < done.json["steps"] == 12
+        assert set(done.json["first_difference"]) == {"step", "field", "expected", "found"}
+        done = lonely("sim", "replay", golden, "-d", "vllm")
+        assert done.status == 1
+        assert "of 12 steps are equal to vllm's" in done.out and "first difference in step" in done.out
+
+    @pytest.mark.parametrize(("files", "stem"), [(GOLDEN, "tgi"), (TRACES, "fcfs_pressure")])
+    def test_the_file_says_which_discipline_it_is_of(self, lonely: Cli, files: list[Path], stem: str) -> None:
+        done = lonely("sim", "replay", str(next(path for path in files if path.stem == stem)))
+        assert done.status == 0
+        assert f"equal to {'tgi' if stem == 'tgi' else 'vllm'}'s" in done.out
 
     def test_files_that_are_no_trace(self, lonely: Cli, tmp_path: Path) -> None:
         path = tmp_path / "t.json"
@@ -63,6 +72,23 @@ class TestRun:
         assert found["totals"]["mean_running"] <= 16
         assert found["policies"]["admission"]["params"]["quantile"] == 0.9
         assert found["policies"]["admission"]["state"]["outputs"] > 0
+
+    def test_a_policy_of_ones_own_in_a_discipline(self, lonely: Cli) -> None:
+        text = "vllm,admission=aging,admission.aging=0.5"
+        found = lonely("sim", "run", str(AZURE), *SHORT, "-d", text, "--json").json
+        assert found["policies"]["admission"]["name"] == "aging"
+        assert found["policies"]["admission"]["params"]["aging"] == 0.5
+        assert found["policies"]["preemption"]["name"] == "vllm"
+
+    def test_columns_are_in_the_help_and_others_in_a_note(self, lonely: Cli, tmp_path: Path) -> None:
+        said = " ".join(lonely("sim", "run", "--help").out.split())
+        for name in (*COLUMNS, *FIELDS):
+            assert name in said, name
+        path = tmp_path / "a.csv"
+        path.write_text("arrival_s,prompt_tokens,output_tokens,deadline\n0,5,2,9\n")
+        done = lonely("sim", "run", str(path), "--json")
+        assert done.json["totals"]["finished"] == 1
+        assert done.err == f"kvyard: note: not read from {path}: deadline\n"
 
     def test_prefixes_are_shared_where_they_are_known(self, lonely: Cli) -> None:
         found = lonely("sim", "run", str(MOONCAKE), "--until", "10", "--json").json
@@ -101,7 +127,10 @@ def test_machines(lonely: Cli) -> None:
         (("run", str(AZURE), "-d", "vllm,admission.watermark=9"), "watermark"),
         (("run", "/nonexistent/a.csv"), "cannot be read"),
         (("run", str(AZURE), "--machine", "abacus"), "no machine 'abacus'"),
-        (("run", str(AZURE), "--rate", "0"), "positive factor"),
+        (("run", str(AZURE), "--rate", "0"), "--rate 0.5 half"),
+        (("run", str(AZURE), "--rate", "nan"), "positive factor"),
+        (("run", str(AZURE), "-d", "vllm,admission.colour=1"), "this policy has: watermark"),
+        (("run", str(AZURE), "--step-tokens", "0"), "--step-tokens is a number of tokens"),
         (("run", str(AZURE), "--blocks", "0"), "positive number"),
         (("compare", str(AZURE), "-d", "none"), "no discipline 'none'"),
     ],

@@ -10,7 +10,7 @@ import pytest
 from kvyard.cli.app import build
 from kvyard.sim import compare as sides
 from kvyard.sim import disciplines, prefill_decode
-from kvyard.sim.arrivals import read_arrivals
+from kvyard.sim.arrivals import COLUMNS, FIELDS, read_arrivals
 from kvyard.sim.cost import MACHINES
 from typer.testing import CliRunner
 
@@ -82,3 +82,9 @@ def test_the_prefill_table() -> None:
     page = [cells(line) for block in BLOCKS for line in block.splitlines()]
     for name in prefill_decode.DISCIPLINES:
         assert ("virtual", *prefill_decode.row(name, prefill_decode.measure(name, machine, 20))) in page
+
+
+def test_every_column_of_arrivals_is_in_the_table() -> None:
+    rows = [line.split("|")[1:3] for line in PAGE.partition("## Arrivals")[2].splitlines() if line.startswith("| ")]
+    named = [{name for row in rows for name in re.findall(r"`(\w+)`", row[side])} for side in (0, 1)]
+    assert named == [set(COLUMNS), set(FIELDS)]

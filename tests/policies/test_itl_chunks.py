@@ -22,9 +22,9 @@ def load() -> list[Arrival]:
 
 def decode_gaps(text: str) -> tuple[FloatArray, float]:
     """Gaps of the decoders once the model is fitted, and the median first token of the prompts."""
-    name, changes = disciplines.parse(text)
+    policies = disciplines.make(*disciplines.parse(text))
     bounds = limits(blocks=600, max_running=16, max_step_tokens=1024, max_model_len=2048)
-    run = Simulation(load(), disciplines.make(name, changes), bounds, COST).to_the_end()
+    run = Simulation(load(), policies, bounds, COST).to_the_end()
     seen = run.observer
     return seen.gaps(6)[300:], float(np.median((seen.first - seen.arrived)[7:]))
 

@@ -95,8 +95,7 @@ LIMITS = limits(blocks=500, block_size=2, max_running=32)
 
 
 def run_with(text: str) -> tuple[Run, Scheduler]:
-    name, changes = disciplines.parse(text)
-    simulation = Simulation(steady_load(), disciplines.make(name, changes), LIMITS, COST)
+    simulation = Simulation(steady_load(), disciplines.make(*disciplines.parse(text)), LIMITS, COST)
     return simulation.to_the_end(), simulation.scheduler
 
 

@@ -62,6 +62,28 @@ def test_optional_columns(tmp_path: Path) -> None:
     assert second == Arrival(1.0, 10, 3, 50, "ada", -1, deadline=5.5), "a deadline is as long after its arrival"
 
 
+def test_what_is_not_read_is_named(tmp_path: Path) -> None:
+    text = "arrival_s,prompt_tokens,output_tokens,dead_line,Tenant\n1,2,3,4,5\n"
+    ignored: set[str] = set()
+    (arrival,) = read_arrivals(written(tmp_path / "a.csv", text), ignored=ignored)
+    assert arrival == Arrival(1.0, 2, 3, 3)
+    assert ignored == {"dead_line", "Tenant"}
+    text = '{"timestamp":0,"input_length":5,"output_length":1,"type":"chat"}\n'
+    ignored.clear()
+    read_arrivals(written(tmp_path / "a.jsonl", text), ignored=ignored)
+    assert ignored == {"type"}
+    ignored.clear()
+    read_arrivals(AZURE, until=10, ignored=ignored)
+    read_arrivals(MOONCAKE, until=10, ignored=ignored)
+    assert ignored == set()
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("arrival_s,prompt_tokens,output_tokens\n1,2,3\n", encoding="utf-8-sig")
+    assert read_arrivals(path) == [Arrival(1.0, 2, 3, 3)]
+
+
 @pytest.mark.parametrize(
     ("name", "text", "words"),
     [

@@ -8,7 +8,7 @@ from itertools import combinations
 import numpy as np
 from kvyard.sim import disciplines
 from kvyard.sim.arrivals import Arrival
-from kvyard.sim.compare import HEAD, compare, row
+from kvyard.sim.compare import HEAD, compare, row, table_of
 from kvyard.sim.simulation import Simulation
 
 from tests.sim.loads import COST, crowd, limits, machine
@@ -60,6 +60,21 @@ def test_the_comparison_has_a_line_for_each() -> None:
     by_name = dict(results)
     assert by_name["static"]["ttft_s"]["p50"] > by_name["vllm"]["ttft_s"]["p50"]
     assert by_name["sarathi,prefill.chunk=64"]["itl_s"]["p99"] < by_name["vllm"]["itl_s"]["p99"]
+
+
+def test_refused_requests_have_a_column_where_there_are_any() -> None:
+    load = crowd(10)
+    served = list(compare(["vllm", "static"], load, machine()))
+    head, lines = table_of(served)
+    assert head == HEAD and lines == [row(name, totals) for name, totals in served]
+    late = "deadline,admission.late=refuse,admission.patience=0.5"
+    crowded = list(compare(["vllm", late], crowd(80, gap=0.001), machine(max_running=2)))
+    head, lines = table_of(crowded)
+    assert head == (*HEAD, "REFUSED")
+    refused = dict(crowded)[late]["refused"]
+    assert refused > 0
+    assert [line[-1] for line in lines] == ["0", str(refused)]
+    assert all(len(line) == len(head) for line in lines)
 
 
 def test_numbers_are_short() -> None:

@@ -37,12 +37,34 @@ def test_the_built_in_too() -> None:
 
 
 def test_parameters_in_the_text() -> None:
-    name, changes = disciplines.parse("sglang,admission.conservativeness=0.5,prefill.mixed=yes,prefill.chunk=64")
+    name, changes, parts = disciplines.parse(
+        "sglang,admission.conservativeness=0.5,prefill.mixed=yes,prefill.chunk=64"
+    )
     assert name == "sglang"
     assert changes == {"admission": {"conservativeness": 0.5}, "prefill": {"mixed": True, "chunk": 64}}
     policies = disciplines.make(name, changes)
     assert policies.prefill.params.values() == {"chunk": 64, "mixed": True}
-    assert disciplines.parse("vllm") == ("vllm", {})
+    assert parts == {}
+    assert disciplines.parse("vllm") == ("vllm", {}, {})
+
+
+def test_a_single_policy_stands_in_for_the_disciplines_own() -> None:
+    text = "sarathi,admission.aging=0.5,admission=aging"
+    policies = disciplines.make(*disciplines.parse(text))
+    assert policies.names["admission"] == "aging"
+    assert type(policies.admission) is type(disciplines.make("kvyard").admission)
+    default = type(policies.admission).Params().values()
+    assert policies.admission.params.values() == {**default, "aging": 0.5}, "and none of sarathi's"
+    assert policies.names["prefill"] == disciplines.make("sarathi").names["prefill"]
+    assert policies.prefill.params.values()["chunk"] == 512, "the rest is the discipline's"
+    assert policies.discipline is None, "this is no named discipline any more"
+
+
+def test_a_single_policy_beside_the_built_ins() -> None:
+    policies = disciplines.make(*disciplines.parse("builtin,prefill=decode-first,prefill.chunk=64"))
+    builtin = disciplines.make("builtin")
+    assert policies.prefill.params.values()["chunk"] == 64
+    assert type(policies.admission) is type(builtin.admission)
 
 
 def test_a_discipline_keeps_its_own_parameters() -> None:
@@ -57,7 +79,7 @@ def test_what_is_offered_is_taken_where_it_is_known_and_not_set() -> None:
         "preemption": {"order": "priority"},
         "prefill": {"long_prefill": 9},
     }
-    policies = disciplines.make("vllm", {"preemption": {"order": "fcfs"}}, offered)
+    policies = disciplines.make("vllm", {"preemption": {"order": "fcfs"}}, offered=offered)
     assert policies.admission.params.values()["order"] == "priority"
     assert policies.preemption.params.values()["order"] == "fcfs"
     assert policies.prefill.params.values() == {"long_prefill": 9}
@@ -72,7 +94,15 @@ def test_what_is_offered_is_taken_where_it_is_known_and_not_set() -> None:
         ("vllm,eviction.order=fcfs", RegistryError, "is no parameter"),
         ("vllm,admission.watermark=much", ParamError, "takes a number"),
         ("vllm,admission.watermark=2", ParamError, "at most 0.5"),
-        ("vllm,admission.colour=red", ParamError, "no parameter 'colour'"),
+        (
+            "vllm,admission.colour=red",
+            ParamError,
+            "admission vllm: there is no parameter 'colour'; this policy has: w",
+        ),
+        ("vllm,watermark=1", RegistryError, "vllm has admission.watermark, admission.order, .*prefill.long_prefill"),
+        ("vllm,admission=none", RegistryError, "no admission policy 'none'; installed are: aging"),
+        ("vllm,admission=", RegistryError, "is no parameter and no policy"),
+        ("builtin,admission.watermark=0.1", RegistryError, "the admission policy of builtin has no parameters"),
     ],
 )
 def test_errors(text: str, error: type[Exception], words: str) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from kvyard.cli.errors import USAGE, CliError
+from kvyard.cli.errors import FAILED, USAGE, CliError
 from kvyard.cli.options import JsonOption
 from kvyard.cli.output import clean, duration, say, say_json, table
 
@@ -26,10 +26,17 @@ TELL_EVERY = (0.2, 10.0)
 """Seconds between two lines of progress: on a terminal, and elsewhere."""
 DEFAULT_MACHINE = "llama-8b-h100"
 
-ArrivalsArgument = Annotated[Path, typer.Argument(help="Arrivals: CSV, or Mooncake's JSON lines.", metavar="FILE")]
+ArrivalsArgument = Annotated[
+    Path, typer.Argument(help="Arrivals: CSV, or Mooncake's JSON lines (.jsonl).", metavar="FILE")
+]
 DisciplineOption = Annotated[
     str,
-    typer.Option("--discipline", "-d", help="Discipline, with changes as NAME,kind.param=value.", metavar="NAME"),
+    typer.Option(
+        "--discipline",
+        "-d",
+        help="Discipline, with changes as NAME,kind.param=value or NAME,kind=POLICY; `kvyard serve` takes kvyard.",
+        metavar="NAME",
+    ),
 ]
 DisciplinesOption = Annotated[
     list[str] | None,
@@ -39,6 +46,25 @@ MachineOption = Annotated[str, typer.Option("--machine", help="Model and device 
 UntilOption = Annotated[
     float | None, typer.Option("--until", help="Take so many seconds of the trace.", show_default=False)
 ]
+ReplayedOption = Annotated[
+    str | None,
+    typer.Option(
+        "--discipline",
+        "-d",
+        help="Discipline, as for `sim run`; the one that the file names, else vllm.",
+        metavar="NAME",
+        show_default=False,
+    ),
+]
+READ = (
+    "CSV, a column each: arrival_s (seconds from the start), prompt_tokens, output_tokens; may be there and empty: "
+    "max_tokens (what the client asks for), tenant (text), priority (integer, lower is more urgent), deadline_s "
+    "(seconds after its arrival).\n\n"
+    "JSON lines, for files that end in .jsonl: timestamp (milliseconds), input_length, output_length; may be there: "
+    "max_tokens, hash_ids (one for each 512 prompt tokens; equal ids are equal tokens).\n\n"
+    "Others are not read, and named in a note."
+)
+"""Shown below the options of those that read arrivals."""
 RateOption = Annotated[float, typer.Option("--rate", help="Let arrivals come so many times as densely.")]
 MaxTokensOption = Annotated[
     int | None,
@@ -57,7 +83,9 @@ RequestsOption = Annotated[bool, typer.Option("--requests", help="Also a line fo
 def register(app: typer.Typer) -> None:
     """Add the group."""
     group = typer.Typer(no_args_is_help=True, help="Disciplines in virtual time: run, compared, replayed.")
-    for command in (run, compare, replay, machines):
+    group.command(epilog=READ)(run)
+    group.command(epilog=READ)(compare)
+    for command in (replay, machines):
         group.command()(command)
     group.command("prefill-vs-decode")(prefill_vs_decode)
     app.add_typer(group, name="sim")
@@ -128,35 +156,38 @@ def compare(
         return
     say(f"{len(load)} requests at {rate:g} times their rate")
     say("\n".join(_conditions(chosen, limits)))
-    say("\n".join(table(sides.HEAD, [sides.row(name, totals) for name, totals in results])))
+    say("\n".join(table(*sides.table_of(results))))
     for _, totals in results:
         _tell_ejected(totals)
 
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="A decision trace.", metavar="FILE")],
-    discipline: DisciplineOption = "vllm",
+    discipline: ReplayedOption = None,
     json: JsonOption = False,
 ) -> None:
-    """Replay a decision trace with a discipline, and say in how many steps it decides alike."""
+    """Replay a decision trace, and say in how many steps the discipline decides alike; 1 where one differs."""
     from kvyard.sim import disciplines
     from kvyard.sim import replay as replaying
 
     with told_errors():
-        name, changes = disciplines.parse(discipline)
+        read = replaying.read_trace(trace)
+        discipline = discipline or replaying.discipline_of(read)
+        name, changes, parts = disciplines.parse(discipline)
         bar = Bar(discipline)
-        result = replaying.replay(
-            replaying.read_trace(trace), name, changes, lambda done, total: bar(done, total, float(done))
-        )
+        result = replaying.replay(read, name, changes, lambda done, total: bar(done, total, float(done)), parts)
         bar.clear()
+    first = result.first_difference
     if json:
-        say_json({"steps": result.steps, "equal": result.equal, "first_difference": result.first_difference})
-        return
-    say(f"{result.equal} of {result.steps} steps are equal")
-    if first := result.first_difference:
+        say_json({"steps": result.steps, "equal": result.equal, "first_difference": first})
+    else:
+        say(f"{result.equal} of {result.steps} steps are equal to {clean(discipline)}'s")
+    if first and not json:
         say(f"first difference in step {first['step']}, {first['field']}:")
         say(f"  expected  {clean(str(first['expected']))}")
         say(f"  found     {clean(str(first['found']))}")
+    if first:
+        raise typer.Exit(FAILED)
 
 
 def machines(json: JsonOption = False) -> None:
@@ -247,18 +278,36 @@ def told_errors() -> Iterator[None]:
 
     try:
         yield
-    except (ArrivalError, TraceError) as error:
+    except ArrivalError as error:
         raise CliError(str(error), "see `kvyard sim run --help` for what is read", USAGE, "bad-file") from error
-    except (RegistryError, ParamError) as error:
-        raise CliError(str(error), "`kvyard policy list` shows what is installed", USAGE, "bad-params") from error
+    except TraceError as error:
+        hint = "decision traces are those of tests/data/traces and tests/data/golden, with a README each"
+        raise CliError(str(error), hint, USAGE, "bad-file") from error
+    except RegistryError as error:
+        hint = "for example -d vllm,admission.watermark=0.01" if error.code == "bad-params" else _LISTED
+        raise CliError(str(error), hint, USAGE, "bad-params") from error
+    except ParamError as error:
+        hint = "for example -d vllm,admission.watermark=0.01; docs/disciplines.md says what they do"
+        raise CliError(str(error), hint, USAGE, "bad-params") from error
     except Stalled as error:
         raise CliError(str(error), "the discipline does not serve this load with these limits") from error
+
+
+_LISTED = "`kvyard policy list` shows what is installed"
 
 
 def _load(path: Path, until: float | None, rate: float, max_tokens: int | None) -> list[Arrival]:
     from kvyard.sim.arrivals import read_arrivals
 
-    return read_arrivals(path, until=until, rate=rate, max_tokens=max_tokens)
+    if not 0 < rate < float("inf"):
+        hint = "--rate 2 lets arrivals come twice as densely, --rate 0.5 half"
+        raise CliError(f"the rate is a positive factor, not {rate:g}", hint, USAGE, "bad-params")
+    ignored: set[str] = set()
+    load = read_arrivals(path, until=until, rate=rate, max_tokens=max_tokens, ignored=ignored)
+    if ignored:
+        names = ", ".join(clean(name, 40) for name in sorted(ignored)[:20])
+        sys.stderr.write(f"kvyard: note: not read from {clean(str(path))}: {names}\n")
+    return load
 
 
 def _machine(name: str) -> Machine:
@@ -290,9 +339,20 @@ def _limits(
     given = {"blocks": blocks, "max_running": max_running, "max_step_tokens": step_tokens, "swap_blocks": swap_blocks}
     for name, value in given.items():
         if value is not None and value < (0 if name == "swap_blocks" else 1):
-            raise CliError(f"{name} is a positive number, not {value}", "", USAGE, "bad-params")
+            least = "0 or more" if name == "swap_blocks" else "a positive number"
+            flag = {"max_step_tokens": "step-tokens"}.get(name, name.replace("_", "-"))
+            hint = f"--{flag} is a number of {_COUNTED[name]}"
+            raise CliError(f"{name} is {least}, not {value}", hint, USAGE, "bad-params")
     changes: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
     return replace(machine.limits, prefix_cache=any(arrival.hash_ids for arrival in load), **changes)
+
+
+_COUNTED = {
+    "blocks": "KV blocks",
+    "max_running": "requests that run at once",
+    "max_step_tokens": "tokens",
+    "swap_blocks": "blocks of the host pool",
+}
 
 
 def _conditions(machine: Machine, limits: Limits) -> list[str]:

@@ -101,13 +101,15 @@ def _address(status: Status) -> str:
 
 
 def _one(client: Client, target: live.Target, text: str, prompts: int) -> dict[str, Any]:
-    name, params = disciplines.parse(text)
-    _swap(client, name, params)
+    choice = disciplines.parse(text)
+    _swap(client, choice.name, {kind: given for kind, given in choice.changes.items() if kind not in choice.parts})
+    for kind, part in choice.parts.items():
+        _swap(client, part, choice.changes.get(kind, {}), kind)
     return live.measure(target, prompts)
 
 
-def _swap(client: Client, name: str, params: Any) -> None:  # noqa: ANN401 - parameters by kind
-    answer = client.call("policy.swap", {"kind": "discipline", "name": name, "params": params})
+def _swap(client: Client, name: str, params: Any, kind: str = "discipline") -> None:  # noqa: ANN401 - by kind or not
+    answer = client.call("policy.swap", {"kind": kind, "name": name, "params": params})
     result = msgspec.convert(answer, SwapResult)
     if not result.ok:
         raise CliError(f"{name} was not put in charge: {result.message}", "what was in charge before still is")

@@ -1,8 +1,9 @@
 """Arrivals: when requests come and how long they are, from the CSV and JSONL forms of public traces.
 
 CSV: columns `arrival_s`, `prompt_tokens`, `output_tokens`, and optionally `max_tokens`, `tenant`, `priority`,
-`deadline_s` (after arrival). JSONL (Mooncake): `timestamp` in milliseconds, `input_length`, `output_length`,
-`hash_ids`, one per 512 prompt tokens; equal ids are equal tokens, so a common start is a common prefix.
+`deadline_s` (after arrival). JSONL (Mooncake): `timestamp` in milliseconds, `input_length`, `output_length`, and
+optionally `max_tokens` and `hash_ids`, one per 512 prompt tokens; equal ids are equal tokens, so a common start is a
+common prefix. docs/disciplines.md has a table.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import numpy as np
 
 from kvyard.core.plan import TokenArray
 
+COLUMNS = (
+    "arrival_s", "prompt_tokens", "output_tokens", "max_tokens", "tenant", "priority", "deadline_s"
+)  # fmt: skip
+FIELDS = ("timestamp", "input_length", "output_length", "max_tokens", "hash_ids")
 HASHED_TOKENS = 512
 """Prompt tokens that one id of `hash_ids` stands for."""
 
@@ -52,18 +57,24 @@ class Arrival:
 
 
 def read_arrivals(
-    path: Path, *, until: float | None = None, rate: float = 1.0, max_tokens: int | None = None
+    path: Path,
+    *,
+    until: float | None = None,
+    rate: float = 1.0,
+    max_tokens: int | None = None,
+    ignored: set[str] | None = None,
 ) -> list[Arrival]:
     """The arrivals of a file, in order of time. Raises ArrivalError.
 
     until       seconds of the trace's own time to take.
     rate        arrivals come so many times as densely.
     max_tokens  what clients ask for at most, where the file does not say; None is exactly what they get.
+    ignored     gets the names of columns or fields that are there and not read.
     """
-    if rate <= 0:
+    if not 0 < rate < float("inf"):
         raise ArrivalError(f"the rate is a positive factor, not {rate:g}")
     arrivals = []
-    for arrival in _read(path):
+    for arrival in _read(path, set() if ignored is None else ignored):
         if until is not None and arrival.at >= until:
             continue
         limit = arrival.max_tokens or max(arrival.output, max_tokens or 0)
@@ -75,16 +86,17 @@ def read_arrivals(
     return arrivals
 
 
-def _read(path: Path) -> Iterator[Arrival]:
-    make = _from_mooncake if path.suffix == ".jsonl" else _from_row
+def _read(path: Path, ignored: set[str]) -> Iterator[Arrival]:
+    make, known = (_from_mooncake, FIELDS) if path.suffix == ".jsonl" else (_from_row, COLUMNS)
     try:
-        with path.open(encoding="utf-8", newline="") as file:
+        with path.open(encoding="utf-8-sig", newline="") as file:
             rows: Iterable[Mapping[str, Any]] = (
                 (json.loads(line) for line in file if line.strip())
                 if path.suffix == ".jsonl"
                 else csv.DictReader(file)
             )
             for number, row in enumerate(rows, 1):
+                ignored.update(str(name) for name in row if name is not None and name not in known)
                 yield _checked(make, row, f"{path}, request {number}")
     except OSError as error:
         raise ArrivalError(f"{path} cannot be read: {error.strerror}") from error

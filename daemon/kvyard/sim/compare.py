@@ -28,6 +28,10 @@ HEAD = (
 )
 
 
+REFUSED = "REFUSED"
+"""A column that is there only where a discipline refused any."""
+
+
 def simulate(
     text: str,
     arrivals: Sequence[Arrival],
@@ -36,7 +40,7 @@ def simulate(
     progress: Progress | None = None,
     conduct: ConductLimits = UNDISTURBED,
 ) -> Run:
-    """One discipline, `NAME[,kind.parameter=value...]`. Raises RegistryError, ParamError, Stalled."""
+    """One discipline, as `disciplines.parse` reads it. Raises RegistryError, ParamError, Stalled."""
     policies = disciplines.make(*disciplines.parse(text))
     return Simulation(arrivals, policies, limits or machine.limits, machine.cost, conduct).to_the_end(progress)
 
@@ -54,6 +58,15 @@ def compare(
     for text in texts:
         run = simulate(text, arrivals, machine, limits, progress(text) if progress else None, conduct)
         yield text, totals(run, machine.objective, blocks)
+
+
+def table_of(results: Sequence[tuple[str, dict[str, Any]]]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
+    """The head and a line for each discipline."""
+    lines = [row(name, figures) for name, figures in results]
+    if not any(figures["refused"] for _, figures in results):
+        return HEAD, lines
+    more = [f"{figures['refused']:,}" for _, figures in results]
+    return (*HEAD, REFUSED), [(*line, refused) for line, refused in zip(lines, more, strict=True)]
 
 
 def row(name: str, figures: dict[str, Any]) -> tuple[str, ...]:

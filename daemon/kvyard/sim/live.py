@@ -1,8 +1,8 @@
 """The load of `prefill_decode` on a live daemon, driven over HTTP as clients would.
 
-Every stream has a thread of its own that notes when each token arrives. Prompts are the same random token ids in every
-measurement, under a cache salt of its own: the load is equal, and nothing of an earlier one is found in the prefix
-cache. Answers go on at the end-of-text token.
+Every stream has a thread of its own that notes when each token arrives. Prompts are the same random token ids in
+every measurement, under a cache salt of its own: the load is equal, and nothing of an earlier one is found in the
+prefix cache. Answers go on at the end-of-text token.
 """
 
 from __future__ import annotations

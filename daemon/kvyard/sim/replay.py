@@ -5,7 +5,7 @@ scheduled in order, what was sampled, prefix hits at first admission, and who wa
 of the trace is a step of the core; `step_seconds` of `config` (default 1) is what each takes, for policies that
 look at the clock, or `step_cost` with `base`, `decode`, `prompt` and `copy` in seconds. `order` and
 `long_prefill_threshold` go to the policies that have such parameters, and so do `params` of `config`, by kind.
-A request makes `output_len` tokens, or stops after `stop_after`.
+A request makes `output_len` tokens, or stops after `stop_after`. `discipline` is the one whose decisions these are.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from kvyard.core.guard import Guard
 from kvyard.core.plan import Limits, Plan, SequenceSpec
 from kvyard.core.scheduler import NeverFits, Scheduler
-from kvyard.policy.base import KINDS
+from kvyard.policy.base import KINDS, Kind
 from kvyard.policy.params import Value
 from kvyard.sim import disciplines
 from kvyard.sim.cost import StepCost, copied_blocks
@@ -59,15 +59,24 @@ def read_trace(path: Path) -> dict[str, Any]:
     return trace
 
 
+def discipline_of(trace: Mapping[str, Any]) -> str:
+    """The discipline that a trace says it is of; `vllm` where it says nothing, as recordings of vLLM do."""
+    named = trace.get("discipline", "vllm")
+    if not isinstance(named, str):
+        raise TraceError(f"the trace's discipline is a name, not {named!r}")
+    return named
+
+
 def replay(
     trace: Mapping[str, Any],
     discipline: str,
     changes: Changes | None = None,
     progress: Callable[[int, int], None] | None = None,
+    parts: Mapping[Kind, str] | None = None,
 ) -> Replayed:
     """Replay a trace with a discipline. Raises TraceError, RegistryError, ParamError."""
     try:
-        scheduler = _scheduler(trace["config"], discipline, changes)
+        scheduler = _scheduler(trace["config"], discipline, changes, parts)
         # In the order of their arrival, whatever the order of the file: ties are broken by it.
         requests = sorted(trace["requests"], key=lambda request: int(request["arrival_step"]))
         trace = {**trace, "requests": requests}
@@ -88,7 +97,9 @@ def replay(
     return Replayed(len(trace["steps"]), equal, first)
 
 
-def _scheduler(config: Mapping[str, Any], discipline: str, changes: Changes | None) -> Scheduler:
+def _scheduler(
+    config: Mapping[str, Any], discipline: str, changes: Changes | None, parts: Mapping[Kind, str] | None
+) -> Scheduler:
     limits = Limits(
         blocks=config["usable_blocks"],
         block_size=config["block_size"],
@@ -101,7 +112,7 @@ def _scheduler(config: Mapping[str, Any], discipline: str, changes: Changes | No
     common: dict[str, Value] = {ours: config[theirs] for theirs, ours in OFFERED.items() if theirs in config}
     own = config.get("params", {})
     offered: Changes = {kind: {**common, **own.get(kind, {})} for kind in KINDS}
-    policies = disciplines.make(discipline, changes, offered)
+    policies = disciplines.make(discipline, changes, parts, offered)
     return Scheduler(limits, policies, clock_ns=lambda: 0, guard=Guard(clock_ns=lambda: 0), salt=b"replay")
 
 
