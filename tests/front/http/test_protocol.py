@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import socket
+import struct
 
 import pytest
 import structlog.testing
 from kvyard.front.http import protocol
 from kvyard.front.http.protocol import MOST_HEAD_BYTES
 
-from tests.front.http.conftest import PATIENCE, Serve, Served
+from tests.front.http.conftest import PATIENCE, Serve, Served, events
 
 
 async def exchange(served: Served, *parts: bytes) -> tuple[int, dict[str, str], bytes]:
@@ -75,8 +77,11 @@ async def test_garbage_behind_a_request_does_not_break_into_its_answer(serve: Se
         await served.eventually(lambda: served.service.live == 1)
         writer.write(b"\x00garbage\r\n\r\n")
         raw = await asyncio.wait_for(reader.read(), PATIENCE)
-        assert b"invalid_http" not in raw
-        assert raw.count(b"HTTP/1.1") <= 1
+        answered, refused = raw.split(b"HTTP/1.1 ")[1:]
+        assert answered.startswith(b"200 ")
+        assert json.loads(answered.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 5
+        assert refused.startswith(b"400 ")
+        assert b"invalid_http" in refused
         writer.close()
         await served.eventually(lambda: served.service.live == 0)
 
@@ -173,3 +178,113 @@ async def test_who_sends_on_all_the_same_reads_the_answer_and_is_closed(
                     await writer.drain()
                     await asyncio.sleep(0.01)
         assert (await served.complete()).status_code == 200
+
+
+GOOD = b'{"prompt": "x", "max_tokens": 5}'
+WHOLE = POST + b"Content-Length: %d\r\n\r\n%s" % (len(GOOD), GOOD)
+
+BAD_TARGETS = [
+    (b"CONNECT a:1 HTTP/1.1\r\n\r\n", 400),
+    (b"GET http://[::1 HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    (b"GET http://x:99999/health HTTP/1.1\r\nHost: x\r\n\r\n", 400),
+    (b"GET /" + b"x" * 65_534 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+    (b"GET /" + b"x" * 200_000 + b" HTTP/1.1\r\nHost: x\r\n\r\n", 431),
+]
+CODES = {400: "invalid_http", 431: "headers_too_large"}
+
+
+@pytest.mark.parametrize(("sent", "status"), BAD_TARGETS)
+async def test_a_bad_target_is_answered_without_a_traceback(
+    serve: Serve, caplog: pytest.LogCaptureFixture, sent: bytes, status: int
+) -> None:
+    async with serve(" a") as served:
+        got, headers, body = await exchange(served, sent)
+        assert (got, json.loads(body)["error"]["code"]) == (status, CODES[status])
+        assert headers["connection"] == "close"
+        assert served.service.jobs == []
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("before", [1, 2])
+@pytest.mark.parametrize(
+    ("sent", "status"), [*BAD_TARGETS, (POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", 400)]
+)
+async def test_answers_to_what_came_before_a_bad_request_are_finished_first(
+    serve: Serve, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, before: int
+) -> None:
+    async with serve([300] * 5, step_s=0.01) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(WHOLE * before + sent)
+        raw = await asyncio.wait_for(reader.read(), PATIENCE)
+        writer.close()
+        answers = raw.split(b"HTTP/1.1 ")[1:]
+        assert [int(answer[:3]) for answer in answers] == [200] * before + [status]
+        for answer in answers[:-1]:
+            assert json.loads(answer.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 5
+        assert json.loads(answers[-1].partition(b"\r\n\r\n")[2])["error"]["code"] == CODES[status]
+        assert (len(served.service.jobs), served.service.cancelled) == (before, 0)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize(("size", "status"), [(60_000, 200), (66_000, 431), (100_000, 431), (400_000, 431)])
+async def test_the_limit_of_a_head_does_not_depend_on_how_it_comes(serve: Serve, size: int, status: int) -> None:
+    async with serve(" a") as served:
+        lines = b"".join(b"x-%d: %s\r\n" % (at, b"y" * 9_990) for at in range(size // 10_000))
+        head = b"GET /health HTTP/1.1\r\nConnection: close\r\n" + lines
+        head += b"x-z: %s\r\n\r\n" % (b"y" * (size % 10_000))
+        for parts in ([head], [head[at : at + 7_000] for at in range(0, min(len(head), 80_000), 7_000)]):
+            if status == 200 or parts == [head]:
+                assert (await exchange(served, *parts))[0] == status
+
+
+@pytest.mark.parametrize("third", [b"", POST])
+@pytest.mark.parametrize("reset", [False, True])
+@pytest.mark.parametrize("stream", [False, True])
+async def test_DISCONNECT_02_one_that_pipelined_and_leaves_is_noticed(
+    serve: Serve, caplog: pytest.LogCaptureFixture, *, third: bytes, reset: bool, stream: bool
+) -> None:
+    asked = json.dumps({"prompt": "x", "max_tokens": 2000, "stream": stream}).encode()
+    whole = POST + b"Content-Length: %d\r\n\r\n%s" % (len(asked), asked)
+    async with serve([300] * 5000, step_s=0.01, max_model_len=8192) as served:
+        _, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(whole + whole + third)
+        await served.eventually(lambda: served.service.tokens_made > 3)
+        await asyncio.sleep(0.05)
+        if reset:
+            sock = writer.get_extra_info("socket")
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            writer.transport.abort()
+        else:
+            writer.close()
+        await served.eventually(lambda: served.service.live == 0)
+        assert len(served.service.jobs) == 1, "the one behind it never began"
+        assert served.service.cancelled == 1
+        await asyncio.sleep(0.05)
+    assert [record for record in caplog.records if record.levelno >= logging.WARNING] == []
+
+
+async def test_one_that_pipelines_and_only_stops_sending_gets_all_its_answers(serve: Serve) -> None:
+    async with serve([300] * 5, step_s=0.02) as served:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.port)
+        writer.write(WHOLE * 3 + POST + b"Content-Length: 99\r\n\r\n{")
+        writer.write_eof()
+        raw = await asyncio.wait_for(reader.read(), PATIENCE)
+        assert raw.count(b"HTTP/1.1 200 OK") == raw.count(b'"completion_tokens":5') == 3
+        assert len(served.service.jobs) == 3
+        writer.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_clients_before_1_1_get_no_chunks(serve: Serve, *, stream: bool) -> None:
+    asked = json.dumps({"prompt": "x", "max_tokens": 5, "stream": stream}).encode()
+    old = b"POST /v1/completions HTTP/1.0\r\nContent-Length: %d\r\n\r\n%s" % (len(asked), asked)
+    async with serve([300] * 5, step_s=0.01) as served:
+        status, headers, body = await exchange(served, old)
+        assert (status, headers["connection"]) == (200, "close")
+        assert "transfer-encoding" not in headers
+        if stream:
+            data = events(body.decode())
+            assert (len(data), data[-1]) == (6, "[DONE]")
+        else:
+            assert int(headers["content-length"]) == len(body)
+            assert json.loads(body)["usage"]["completion_tokens"] == 5

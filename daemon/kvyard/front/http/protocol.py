@@ -12,8 +12,10 @@ from collections.abc import Callable
 from typing import Any, Final
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol, RequestResponseCycle
 
+from kvyard.front.http.close_delimited import close_delimited
 from kvyard.front.http.connection import EXTENSION
 from kvyard.front.http.errors import JSON, ApiError, error_body, invalid
 
@@ -30,6 +32,8 @@ PROBE_S: Final = 1.0
 LINGER_S: Final = 5.0
 """How long the rest of a refused body is thrown away: closed at once, the kernel would answer what still comes by a
 reset, and a client that is still sending would lose the answer."""
+HANG_UP_POLL_S: Final = 0.1
+"""Seconds between two looks at a client that has sent more requests than are read."""
 _PROBE: Final = b"HTTP/1.1 102 Processing\r\n\r\n"
 
 log = structlog.get_logger()
@@ -67,12 +71,23 @@ def _reset(transport: asyncio.Transport) -> bool:
     return bool(poll.poll(0))
 
 
+def _sends_no_more(transport: asyncio.Transport) -> bool:
+    """Whether the client has closed its sending side, whatever of it is still unread."""
+    poll = select.poll()
+    poll.register(transport.get_extra_info("socket").fileno(), select.POLLRDHUP)
+    return bool(poll.poll(0))
+
+
+class _HeadTooLong(Exception):
+    """A head has more than `MOST_HEAD_BYTES`."""
+
+
 class _Handle:
     """`ConnectionHandle` of one connection."""
 
     __slots__ = ("_protocol", "_transport", "lost")
 
-    def __init__(self, protocol: HttpToolsProtocol, transport: _Counting) -> None:
+    def __init__(self, protocol: ConnectionProtocol, transport: _Counting) -> None:
         self._protocol = protocol
         self._transport = transport
         self.lost = False
@@ -92,7 +107,8 @@ class _Handle:
         self._transport.abort()
 
     def close_after_response(self) -> None:
-        self._protocol.cycle.keep_alive = False
+        if (cycle := self._protocol.answering) is not None:
+            cycle.keep_alive = False
 
 
 class ConnectionProtocol(HttpToolsProtocol):
@@ -105,7 +121,14 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._extensions: dict[str, Any] = {EXTENSION: self._handle}
         self._head_bytes = 0
         """Received since the last message ended."""
+        self._head_read = 0
+        """Of the head that is parsed, as the parser has told it: one read may bring all of it, and more."""
         self._in_head = True
+        self.answering: RequestResponseCycle | None = None
+        """The request that is answered, or was last; uvicorn's `cycle` is the latest that came."""
+        self._refused: ApiError | None = None
+        """Told behind the answers to what came before it."""
+        self._looked_after = False
         self._half_closed = False
         self._lingering = False
         self._next_probe = 0.0
@@ -115,25 +138,49 @@ class ConnectionProtocol(HttpToolsProtocol):
         super().connection_lost(exc)
         self._arrived()
         self._handle.lost = True
+        # uvicorn tells the latest request alone, which may wait behind others.
+        for cycle in (self.answering, *(waiting for waiting, _ in self.pipeline)):
+            if cycle is not None:
+                cycle.disconnected = cycle.disconnected or not cycle.response_complete
+                cycle.message_event.set()
+        self.pipeline.clear()
 
     def data_received(self, data: bytes) -> None:
-        if self._lingering:
+        if self._lingering or self._refused is not None:
             return
         # The parser keeps an unfinished line for as long as it grows.
         self._head_bytes += len(data)
         super().data_received(data)
-        if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not self.transport.is_closing():
-            what = f"A request's line and headers have at most {MOST_HEAD_BYTES} bytes together."
-            self._refuse(ApiError(431, what, code="headers_too_large"))
+        done = self._lingering or self._refused is not None or self.transport.is_closing()
+        if self._in_head and self._head_bytes > MOST_HEAD_BYTES and not done:
+            self._refuse(_head_too_long())
 
     def eof_received(self) -> bool:  # type: ignore[override] # as asyncio has it; uvicorn's always lets it close
         """The client sends no more: it is gone or waits for its answer, which only bytes sent to it can tell."""
-        cycle = self.cycle
-        if cycle is None or cycle.response_complete or cycle.more_body or self.scope["http_version"] != "1.1":
+        if self.pipeline and self.cycle.more_body:
+            self.pipeline.popleft()  # it will never be here whole
+        cycle = self.answering
+        if self._lingering or cycle is None or cycle.response_complete or cycle.more_body:
+            return False
+        if cycle.scope["http_version"] != "1.1":
             return False
         self._half_closed = True
-        self.loop.call_later(FIRST_PROBE_S, self._look_after_client, FIRST_PROBE_S)
+        self._begin_to_look()
         return True
+
+    def _begin_to_look(self) -> None:
+        if not self._looked_after:
+            self._looked_after = True
+            self.loop.call_later(FIRST_PROBE_S, self._look_after_client, FIRST_PROBE_S)
+
+    def _look_past_unread(self) -> None:
+        """While requests wait for their turn nothing is read, so nobody would tell that the client has gone."""
+        if self._handle.lost or self.transport.is_closing() or self._looked_after or not self.pipeline:
+            return
+        if _sends_no_more(self.transport):
+            self._begin_to_look()
+        else:
+            self.loop.call_later(HANG_UP_POLL_S, self._look_past_unread)
 
     def _look_after_client(self, waited: float) -> None:
         if self._handle.lost or self.transport.is_closing():
@@ -143,7 +190,7 @@ class ConnectionProtocol(HttpToolsProtocol):
             return
         now = self.loop.time()
         # A machine that has closed its socket answers anything by a reset. The chunks of a stream do as well.
-        if not self.cycle.response_started and not self.pipeline and now >= self._next_probe:
+        if self.answering is not None and not self.answering.response_started and now >= self._next_probe:
             self._next_probe = now + PROBE_S
             self.transport.write(_PROBE)
         wait = min(2 * waited, PROBE_S)
@@ -152,12 +199,15 @@ class ConnectionProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         last = not self.pipeline
         super().on_response_complete()
-        if self._half_closed and last:
-            self.transport.close()
+        if last and not self.transport.is_closing():
+            if self._refused is not None:
+                self._tell(self._refused)
+            elif self._half_closed:
+                self.transport.close()
 
     def _linger(self) -> bool:
-        """Answered in the middle of its body: end our side, and the connection with the client's or in a while."""
-        if self._lingering or self._in_head or self.transport.is_closing():
+        """Answered before it was read: end our side, and the connection with the client's or in a while."""
+        if self._lingering or self._in_head or self._half_closed or self.transport.is_closing():
             return False
         self._lingering = True
         self._arrived()
@@ -189,11 +239,33 @@ class ConnectionProtocol(HttpToolsProtocol):
         if self._arrival is None:
             self._arrival = self.loop.call_later(ARRIVAL_S, self._too_late)
         super().on_message_begin()
+        self._head_read = 0
         self.scope["extensions"] = self._extensions
 
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + len(b": \r\n"))
+        super().on_header(name, value)
+
+    def _count(self, size: int) -> None:
+        self._head_read += size
+        if self._head_read > MOST_HEAD_BYTES:
+            raise _HeadTooLong
+
     def on_headers_complete(self) -> None:
+        super().on_headers_complete()  # raises for a target that is no URL
         self._in_head = False
-        super().on_headers_complete()
+        if self.pipeline:
+            self._look_past_unread()
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: ASGI3Application) -> None:
+        self.answering = cycle
+        if cycle.scope["http_version"] != "1.1":
+            app = close_delimited(app, cycle)  # type: ignore[arg-type, assignment] # Starlette's names of the same
+        super()._start_asgi_task(cycle, app)
 
     def on_message_complete(self) -> None:
         super().on_message_complete()
@@ -201,17 +273,40 @@ class ConnectionProtocol(HttpToolsProtocol):
         self._head_bytes, self._in_head = 0, True
 
     def send_400_response(self, msg: str) -> None:
-        """Answer what is no HTTP. A response under way is not broken into: the connection just ends."""
-        self._refuse(invalid("This is not a valid HTTP request.", code="invalid_http"))
+        """Answer what the parser did not take."""
+        if self._head_read > MOST_HEAD_BYTES:
+            self._refuse(_head_too_long())
+        else:
+            self._refuse(invalid("This is not a valid HTTP request.", code="invalid_http"))
 
     def _refuse(self, error: ApiError) -> None:
         log.info("http.invalid", code=error.code, client=self.client[0] if self.client else None)
-        in_body = not self._in_head and not self.pipeline and not self.cycle.response_started
-        if in_body or self.cycle is None or self.cycle.response_complete:
-            body = error_body(error)
-            head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (JSON.encode(), len(body))
-            self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._arrived()
+        answering, in_body = self.answering, not self._in_head
+        if in_body and self.pipeline:
+            self.pipeline.popleft()  # the request itself, which has waited behind others
+        elif in_body and answering is not None:
+            if answering.response_started:
+                self.transport.close()
+            else:
+                self._tell(error)
+            return
+        if answering is None or answering.response_complete:
+            self._tell(error)
+        else:
+            self._refused = error
+
+    def _tell(self, error: ApiError) -> None:
+        body = error_body(error)
+        head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (JSON.encode(), len(body))
+        self.transport.write(STATUS_LINE[error.status] + head + body)
+        self._in_head = False  # more of it may come
         self.transport.close()
 
     def _unsupported_upgrade_warning(self) -> None:
         """An upgrade that is not offered is ignored, as HTTP wants it."""
+
+
+def _head_too_long() -> ApiError:
+    what = f"A request's line and headers have at most {MOST_HEAD_BYTES} bytes together."
+    return ApiError(431, what, code="headers_too_large")
