@@ -134,6 +134,12 @@ def test_requests_are_cut_and_the_rest_is_counted() -> None:
     assert all("x" * 30 not in line for line in lines), "long names are cut"
 
 
+def test_nothing_is_cut_for_what_is_piped_on() -> None:
+    page = RequestPage(3, rows(3))
+    lines = request_lines(page, 10, whole=True)
+    assert all(row.request_id in line for row, line in zip(page.rows, lines[1:], strict=True))
+
+
 def test_an_outline_of_nested_answers() -> None:
     assert outline({"a": {"b": [1, {"c": None, "d": True}]}, "e": [], "f": "x\x1b"}) == [
         "a:", "  b:", "    - 1", "    - c: -", "      d: true", "e: -", "f: x?",

@@ -18,7 +18,10 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    request_id: Annotated[str, typer.Argument(help="Id of the request, as its answer and `kvyard top` show it.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(help="Id of the request, at least 8 signs of its beginning, or its number in `kvyard top`."),
+    ],
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -40,10 +43,10 @@ def lines(s: dict[str, Any]) -> list[str]:
     told = [f"{s['request_id']} (sequence {s['sequence']}): {s['state']}, arrived {duration(s['age_s'])} ago"]
     waiting = s["waiting_for"]
     if waiting is not None:
-        told.append(f"  waits for {waiting['reason']} since {duration(waiting['since_s'])}")
+        told.append(f"  {_waits(waiting)}")
         told.append(f"    rule:  {waiting['rule'] or 'none has decided yet'}")
         told.append(f"    wakes: {waiting['wakes']}")
-    told += [f"  gave way to {_who(h, 'by')} {_cost(h)}" for h in s["preempted"]]
+    told += [f"  gave way to {_winner(h, s)} {_cost(h)}" for h in s["preempted"]]
     told += [f"  {_who(h, 'victim')} gave way to it {_cost(h)}" for h in s["made_way_for_it"]]
     overtaken = s["overtaken_by"]
     if overtaken["count"]:
@@ -55,6 +58,21 @@ def lines(s: dict[str, Any]) -> list[str]:
     if after:
         told.append("  after its arrival: " + ", ".join(f"{name} {duration(at)}" for name, at in after.items()))
     return told
+
+
+NOUNS = ("slots", "blocks", "budget", "chunk", "sibling")
+"""Reasons that name what is waited for; the others, and a policy's own, are sentences."""
+
+
+def _waits(waiting: dict[str, Any]) -> str:
+    reason, since = str(waiting["reason"]), duration(waiting["since_s"])
+    if reason.partition(":")[0] in NOUNS:
+        return f"waits for {reason} for {since}"
+    return f"waits for {since}: {reason}"
+
+
+def _winner(h: dict[str, Any], s: dict[str, Any]) -> str:
+    return "itself" if h["by"] == s["sequence"] else _who(h, "by")
 
 
 def _who(happening: dict[str, Any], name: str) -> str:

@@ -45,12 +45,15 @@ def events(
 
 
 def cancel(
-    request_id: Annotated[str, typer.Argument(help="Id of the request, as `kvyard top` shows it.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(help="Id of the request, at least 8 signs of its beginning, or its number in `kvyard top`."),
+    ],
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:
     """Cancel a request; its client is told."""
-    _do("cancel", {"request_id": request_id}, f"cancelled {clean(request_id)}", socket, json)
+    _do("cancel", {"request_id": request_id}, "cancelled {request_id}", socket, json)
 
 
 def pause(socket: SocketOption = None, json: JsonOption = False) -> None:
@@ -96,7 +99,8 @@ def _do(method: str, params: dict[str, Any], done: str, socket: Path | None, jso
     if json:
         say_json(result)
     else:
-        say(str(result.get("message") or done) if isinstance(result, dict) else done)
+        told = {**params, **result} if isinstance(result, dict) else params
+        say(clean(str(told.get("message") or done.format_map(told))))
 
 
 def _say_event(event: Event, json: bool) -> None:

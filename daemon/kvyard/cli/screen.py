@@ -13,12 +13,13 @@ def status_lines(s: Status) -> list[str]:
     return [*_head(s), "", *_load(s), "", *_latency(s), "", *_policies(s), *_troubles(s)]
 
 
-def request_lines(page: RequestPage, limit: int) -> list[str]:
-    """The unfinished sequences as a table."""
+def request_lines(page: RequestPage, limit: int, whole: bool = False) -> list[str]:
+    """The unfinished sequences as a table; `whole` cuts no text, for what is piped on."""
+    width = 0 if whole else 24
     head = ("ID", "REQUEST", "STATE", "WHY", "AGE", "PRIO", "PROMPT", "OUT", "BLOCKS", "PREEMPTED")
     rows = [
         (
-            str(row.id), clean(row.request_id, 24), row.state, clean(row.reason, 24), duration(row.age_s),
+            str(row.id), clean(row.request_id, width), row.state, clean(row.reason, width), duration(row.age_s),
             str(row.priority), f"{min(row.computed_tokens, row.prompt_tokens)}/{row.prompt_tokens}",
             f"{row.output_tokens}/{row.max_new}", str(row.blocks), str(row.preemptions),
         )

@@ -61,7 +61,7 @@ def _show(client: Client, status: Status, rows: int, json: bool, clear: bool) ->
         return
     lines = status_lines(status)
     if page.rows:
-        lines += ["", *request_lines(page, rows)]
+        lines += ["", *request_lines(page, rows, whole=not sys.stdout.isatty())]
     say((HOME if clear else "") + "\n".join(lines) + ("" if clear else "\n"))
 
 

@@ -24,6 +24,7 @@ from kvyard.front.operations import GenerateCall, OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.policy_listing import describe_installed, listing, no_such_kind
 from kvyard.front.quarantine import Quarantine, state_file
+from kvyard.front.request_ids import find_request
 from kvyard.front.serving import Serving
 from kvyard.front.settings import Difference, Settings, SettingsError, compare
 from kvyard.front.status import Sources, build_status, placeholder_policies, request_page
@@ -88,6 +89,8 @@ class Daemon:
         self.text: TextSupport | None = None
         self.first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         """Result: the first engine serves; an EngineRefused exception when it cannot start as asked."""
+        self._reloading = asyncio.Lock()
+        self._reloads: set[asyncio.Task[None]] = set()
         self.stop_asked: Callable[[], None] = lambda: None
         """Called when an operator asks the daemon to drain and stop."""
         self._policy_state: dict[str, Any] = {}
@@ -147,10 +150,18 @@ class Daemon:
         return f"serving {self.model.id}; {self.desk.in_charge.named or 'mixed'} discipline in charge"
 
     def reload(self, reread: Callable[[], Settings]) -> None:
-        """SIGHUP: take over the live settings that changed, name those that need a restart."""
+        """SIGHUP: take over the live settings that changed, name those that need a restart. One after the other."""
+        task = asyncio.create_task(self._reload(reread))
+        self._reloads.add(task)
+        task.add_done_callback(self._reloads.discard)
+
+    async def _reload(self, reread: Callable[[], Settings]) -> None:
+        async with self._reloading:
+            await self._reload_now(reread)
+
+    async def _reload_now(self, reread: Callable[[], Settings]) -> None:
         try:
-            new = reread()
-            keys = str(self.keys.load(new.api_key_file))
+            new, keys = await asyncio.to_thread(self._read_again, reread)
         except (SettingsError, KeyFileError) as error:
             self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
             log.error("config.refused", problems=str(error).splitlines())
@@ -169,6 +180,10 @@ class Daemon:
             restart=difference.restart,
         )
         log.info("config.reloaded", live=difference.live, needs_restart=difference.restart, api_keys=len(self.keys))
+
+    def _read_again(self, reread: Callable[[], Settings]) -> tuple[Settings, str]:
+        new = reread()
+        return new, str(self.keys.load(new.api_key_file))
 
     def _possible(self, wanted: Difference, new: Settings) -> Difference:
         # The engine's columns are as long as it was started with.
@@ -316,7 +331,8 @@ class Daemon:
 
     async def explain(self, request_id: str) -> Mapping[str, Any]:
         """Why a request waits, who gave way for whom, who overtook it."""
-        answers = self.decisions.explain(request_id, time.monotonic())
+        meant = find_request(request_id, self.decisions.known())
+        answers = self.decisions.explain(meant, time.monotonic()) if meant is not None else []
         if not answers:
             raise OperationError(
                 "not-found",
@@ -364,13 +380,14 @@ class Daemon:
 
     async def cancel(self, request_id: str, who: Who) -> Mapping[str, Any]:
         """Cancel a request."""
-        ended = self.serving.cancel_request(request_id)
+        meant = find_request(request_id, ((entry.id, entry.request_id) for entry in self.serving.journal))
+        ended = self.serving.cancel_request(meant) if meant is not None else 0
         if not ended:
             raise OperationError(
                 "not-found", f"no unfinished request has the id {request_id!r}", "`kvyard top` lists them"
             )
-        self.log.add("cancel", f"request {request_id}: {ended} sequences", who=str(who))
-        return {"request_id": request_id, "sequences": ended}
+        self.log.add("cancel", f"request {meant}: {ended} sequences", who=str(who))
+        return {"request_id": meant, "sequences": ended}
 
     async def pause(self, who: Who) -> Mapping[str, Any]:
         """Stop scheduling."""

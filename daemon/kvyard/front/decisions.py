@@ -176,6 +176,10 @@ class DecisionLog:
 
     # ---- answers
 
+    def known(self) -> list[tuple[int, str]]:
+        """Numbers and request ids of all sequences that something is known of."""
+        return [(timeline.id, timeline.request_id) for timeline in self._timelines.values()]
+
     def explain(self, request_id: str, now: float) -> list[dict[str, Any]]:
         """One answer per sequence of the request, empty when none is known. Times are ages in seconds."""
         found = [timeline for timeline in self._timelines.values() if timeline.request_id == request_id]

@@ -1,0 +1,45 @@
+"""The sentences of `kvyard explain`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from kvyard.cli.explain import lines
+
+
+def answer(**changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of an answer
+    """A waiting sequence's answer."""
+    plain = {
+        "sequence": 7, "request_id": "req-7", "state": "waiting", "age_s": 9.0, "waiting_for": None, "preempted": [],
+        "made_way_for_it": [], "overtaken_by": {"count": 0, "requests": []}, "history": [], "after_s": {},
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+def preempted(by: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fields of a happening
+    plain = {
+        "step": 5, "ago_s": 2.0, "what": "preempted", "by": by, "by_request": f"req-{by}", "how": "recompute",
+        "cause": "growth", "tokens": 48, "rule": "newest",
+    }  # fmt: skip
+    return {**plain, **changes}
+
+
+@pytest.mark.parametrize(
+    ("reason", "said"),
+    [
+        ("blocks", "  waits for blocks for 7.6 s"),
+        ("slots", "  waits for slots for 7.6 s"),
+        ("after a preemption", "  waits for 7.6 s: after a preemption"),
+        ("queued", "  waits for 7.6 s: queued"),
+    ],
+)
+def test_why_and_how_long(reason: str, said: str) -> None:
+    waiting = {"reason": reason, "since_s": 7.6, "waiting_s": 9.0, "rule": "fair", "wakes": "later"}
+    assert lines(answer(waiting_for=waiting))[1:] == [said, "    rule:  fair", "    wakes: later"]
+
+
+def test_who_gave_way_to_whom() -> None:
+    cost = "for its growth 2 s ago in step 5: 48 tokens to compute again (rule: newest)"
+    told = lines(answer(state="preempted", preempted=[preempted(9), preempted(7)]))
+    assert told[1:] == [f"  gave way to req-9 {cost}", f"  gave way to itself {cost}"]
