@@ -13,11 +13,13 @@ ARGS   ?=
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(if $(SOCKET),--socket $(SOCKET)) $(ARGS)
 
-.PHONY: help serve test test-slow mutants check format install clean gpu-check kernels-check bench-core
+.PHONY: help venv serve test test-slow mutants check format install clean gpu-check kernels-check bench-core
 
 help:
 	@echo "make serve   set up, fetch the default model, serve it in the foreground (PORT= HOST= SOCKET= ARGS=)"
 	@echo "make test    set up, run all checks and tests"
+	@echo "make venv    the virtual environment alone, empty, for a torch of your choice to be installed first"
+	@echo "make install set up, and nothing else"
 	@echo "make check   formatter, linter, types, import rules"
 	@echo "make test-slow  the long proofs, whole"
 	@echo "make mutants  put faults into copies of the code; the tests that name them have to fail"
@@ -25,6 +27,8 @@ help:
 	@echo "make kernels-check  compile all kernels for sm_80, sm_90, sm_100 and gfx942; needs no GPU"
 	@echo "make gpu-check  kernels, tokens and speed on this machine's GPU, from the source tree, with PYTHON's"
 	@echo "             torch and triton; installs nothing (ARGS=--dry, ARGS='--model FILE', ARGS=--help)"
+
+venv: $(VENV)/bin/python
 
 install: $(STAMP)
 

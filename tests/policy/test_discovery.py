@@ -52,6 +52,18 @@ def test_a_bad_reference_is_a_problem_and_the_next_line_counts(tmp_path: Path, t
     assert "'bad'" in found.problems[0]
 
 
+@pytest.mark.parametrize("group", ["kvyard.discipline", "kvyard.policies", "kvyard.Admission"])
+def test_a_group_that_nobody_reads_is_named(tmp_path: Path, group: str) -> None:
+    install(
+        tmp_path, "half", f"[{group}]\nmine = m:Mine\n[kvyard.disciplines]\nfine = m:Fine\n[other.group]\na = b:c\n"
+    )
+    found = discover([str(tmp_path)])
+    assert found.names("discipline") == ["fine"]
+    (problem,) = found.problems
+    assert f"half: nothing is read from the entry points '{group}'" in problem
+    assert "kvyard.admission, kvyard.preemption, kvyard.prefill, kvyard.disciplines" in problem
+
+
 def test_an_unreadable_file_is_a_problem(tmp_path: Path) -> None:
     install(tmp_path, "good-plugin", GOOD)
     (tmp_path / "dir-1.0.dist-info" / "entry_points.txt").mkdir(parents=True)

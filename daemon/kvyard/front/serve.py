@@ -160,7 +160,9 @@ async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str, not
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if daemon.first_ready.done():
         try:
-            _announce(daemon, daemon.first_ready.result(), address)
+            info = daemon.first_ready.result()
+            _tell_window(daemon.settings.max_model_len, info)
+            _announce(daemon, info, address)
             notifier.send(READY=1)
         except EngineRefused as error:
             http.stop(force=True)
@@ -194,6 +196,19 @@ async def _drain(daemon: Daemon, http: HttpServer, stop: _Stop) -> None:
     await asyncio.wait(goodbyes, timeout=GOODBYE_S, return_when=asyncio.FIRST_COMPLETED)
     for task in goodbyes:
         task.cancel()
+
+
+def _tell_window(asked: int | None, info: EngineInfo) -> None:
+    """Say where the window is what the pool holds, which is less than the model's own limit."""
+    held = info.kv_blocks * info.block_size + 1
+    if asked is None and info.max_model_len == held:
+        log.info(
+            "max_model_len.lowered",
+            max_model_len=held,
+            kv_blocks=info.kv_blocks,
+            block_size=info.block_size,
+            reason="the KV pool holds no longer sequence, though the model would take one; kv_blocks sets its size",
+        )
 
 
 def _announce(daemon: Daemon, info: EngineInfo, address: str) -> None:

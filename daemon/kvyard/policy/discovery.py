@@ -180,6 +180,10 @@ def _offers_in_archive(root: str, seen: set[str], problems: list[str]) -> Iterat
 def _offers_of(
     config: configparser.RawConfigParser, distribution: str, version: str, root: str, problems: list[str]
 ) -> Iterator[Offer]:
+    for group in config.sections():
+        if group.startswith("kvyard.") and group not in GROUPS.values():
+            known = ", ".join(GROUPS.values())
+            problems.append(f"{distribution}: nothing is read from the entry points {group!r}; there are {known}")
     for kind, group in GROUPS.items():
         if not config.has_section(group):
             continue
