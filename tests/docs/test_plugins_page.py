@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -10,7 +11,12 @@ import tomllib
 from pathlib import Path
 
 import kvyard.policy as api
+import pytest
+from kvyard.policy.discovery import GROUPS
 from kvyard.policy.snapshot import RequestView, Snapshot
+
+from tests.policy.distributions import install
+from tests.sim.loads import AZURE
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "plugins.md").read_text()
@@ -28,7 +34,7 @@ def files() -> dict[str, str]:
 def test_the_pages_code_runs(tmp_path: Path) -> None:
     for name, body in files().items():
         (tmp_path / name).write_text(body)
-    assert sorted(files()) == ["my_policies.py", "pyproject.toml", "test_my_policies.py"]
+    assert sorted(files()) == ["my_disciplines.py", "my_policies.py", "pyproject.toml", "test_my_policies.py"]
     done = subprocess.run(
         [sys.executable, "test_my_policies.py"],
         cwd=tmp_path,
@@ -43,6 +49,47 @@ def test_the_pages_code_runs(tmp_path: Path) -> None:
 def test_the_pages_entry_point_names_the_class() -> None:
     project = tomllib.loads(files()["pyproject.toml"])["project"]
     assert project["entry-points"]["kvyard.admission"] == {"my-watermark": "my_policies:Watermark"}
+
+
+@pytest.mark.parametrize(
+    ("words", "fraction", "victims"),
+    [
+        ("my-discipline", 0.02, "vllm"),
+        ("my-discipline,admission.fraction=0.05", 0.05, "vllm"),
+        ("sarathi,preemption=least-cost,admission=my-watermark,admission.fraction=0.05", 0.05, "least-cost"),
+    ],
+)
+def test_the_pages_discipline_runs_in_the_simulator(
+    tmp_path: Path, words: str, fraction: float, victims: str
+) -> None:
+    more = re.search(r"# also in pyproject.toml\n(.*?)```", PAGE, re.DOTALL)
+    assert more is not None
+    groups = tomllib.loads(files()["pyproject.toml"] + more[1])["project"]["entry-points"]
+    text = "".join(
+        f"[{group}]\n" + "".join(f"{name} = {target}\n" for name, target in entries.items())
+        for group, entries in groups.items()
+    )
+    sources = {name.removesuffix(".py"): body for name, body in files().items() if name.startswith("my_")}
+    install(tmp_path, "my-policies", text, modules=sources)
+    done = subprocess.run(
+        [sys.executable, "-m", "kvyard.cli.main", "sim", "run", str(AZURE), "--until", "5", "-d", words, "--json"],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["totals"]["finished"] == found["totals"]["requests"] > 1
+    assert found["totals"]["ejected"] == []
+    policies = found["policies"]
+    assert (policies["admission"]["name"], policies["preemption"]["name"]) == ("my-watermark", victims)
+    assert policies["admission"]["params"]["fraction"] == fraction
+    assert policies["prefill"]["params"] == {"chunk": 512}
+
+
+def test_the_groups_are_those_that_are_read() -> None:
+    assert [group for group in GROUPS.values() if f"`{group}`" not in PAGE] == []
 
 
 def public(cls: type) -> list[str]:
