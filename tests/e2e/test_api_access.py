@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import socket
 import time
@@ -120,6 +121,22 @@ def test_a_hangup_signal_takes_changed_keys_over_and_keeps_the_old_where_the_fil
     running.process.send_signal(signal.SIGHUP)
     wait_until(lambda: running.log.count("config.reloaded") > reloads + 1, limit(5), "the reload")
     assert guarded.get("/v1/models", guarded.ann).status_code == 200
+
+
+def test_a_pipe_in_the_place_of_the_keys_holds_nobody_up(guarded: Guarded) -> None:
+    running, before = guarded.running, guarded.file.read_text()
+    guarded.file.unlink()
+    os.mkfifo(guarded.file)
+    reloads = running.log.count("config.reloaded")
+    try:
+        running.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "no regular file" in running.log, limit(5), "the refusal")
+        assert guarded.get("/v1/models", guarded.ann).status_code == 200
+    finally:
+        guarded.file.unlink()
+        guarded.file.write_text(before)
+    running.process.send_signal(signal.SIGHUP)
+    wait_until(lambda: running.log.count("config.reloaded") > reloads, limit(5), "the reload")
 
 
 def test_CAPACITY_06_a_burst_is_refused_on_arrival(guarded: Guarded) -> None:

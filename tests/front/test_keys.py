@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvyard.front.keys import KeyChange, KeyFileError, KeyRing, make_key, read_keys
+from kvyard.front.keys import MOST_BYTES, KeyChange, KeyFileError, KeyRing, make_key, read_keys
 
 names = st.from_regex(r"[A-Za-z0-9._@-]{1,64}", fullmatch=True)
 tenants = st.text(st.characters(codec="utf-8", exclude_categories=["C"], exclude_characters=":"), max_size=40)
@@ -77,6 +79,39 @@ def test_files_that_cannot_be_trusted_or_read(tmp_path: Path) -> None:
     file.chmod(0o646)
     with pytest.raises(KeyFileError, match="everybody may write"):
         read_keys(file)
+
+
+def test_a_file_is_a_regular_one_of_bounded_size(tmp_path: Path) -> None:
+    pipe, large = tmp_path / "pipe", tmp_path / "large"
+    os.mkfifo(pipe)
+    for odd in (pipe, tmp_path, Path("/dev/zero")):
+        with pytest.raises(KeyFileError, match=r"no regular file|Is a directory"):  # and at once
+            read_keys(odd)
+    line = make_key("a")[1].line + "\n"
+    large.write_text(line + "#" * (MOST_BYTES - len(line)))
+    assert len(read_keys(large)) == 1
+    with large.open("a") as file:
+        file.write("#")
+    with pytest.raises(KeyFileError, match=r"larger than 1048576 bytes \(1 MiB\)"):
+        read_keys(large)
+
+
+def test_a_byte_order_mark_is_no_part_of_a_name(tmp_path: Path) -> None:
+    secret, key = make_key("a")
+    file = tmp_path / "k"
+    file.write_text(key.line, encoding="utf-8-sig")
+    assert KeyRing(file).find(secret) == key
+
+
+def test_a_key_is_found_as_quickly_among_many(tmp_path: Path) -> None:
+    made = [make_key(f"n{at}") for at in range(10_000)]
+    file = tmp_path / "k"
+    file.write_text("\n".join(key.line for _, key in made))
+    ring = KeyRing(file)
+    began = time.perf_counter()
+    for secret, key in made:
+        assert ring.find(secret) == key
+    assert time.perf_counter() - began < 2, "a search through all of them takes a hundred times as long"
 
 
 def test_a_load_that_fails_leaves_the_keys_in_force(tmp_path: Path) -> None:

@@ -271,7 +271,13 @@ class Daemon:
         if death.policy_at_fault is not None and seen is not None:
             code = "hung" if death.hang is not None else "memory" if death.oom else "crashed"
             words = death.hang or f"the engine {death.words} while the policy ran"
-            self._ejected(Ejected(death.policy_at_fault, code, words, seen.step, traceback=death.stack))
+            # The engine can say no more; what it last said was in force is what it died with.
+            version = next(
+                (str(p.get("installed", "")) for p in self._in_force if _label(p) == death.policy_at_fault), ""
+            )
+            self._ejected(
+                Ejected(death.policy_at_fault, code, words, seen.step, traceback=death.stack, version=version)
+            )
         log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
         self.log.add(
             "restart",
@@ -448,6 +454,10 @@ class Daemon:
     async def config_show(self) -> list[Mapping[str, Any]]:
         """Every setting with value, default, origin, change and doc."""
         return list(self.settings.describe())
+
+
+def _label(policy: Mapping[str, Any]) -> str:
+    return f"{policy['kind']}/{policy['name']}"
 
 
 class EngineRefused(Exception):

@@ -1,4 +1,4 @@
-"""API keys: made here, kept as hashes in a file, looked up in constant time.
+"""API keys: made here, kept as hashes in a file, looked up by their hash.
 
 A line of the file is `name:tenant:sha256$HEX`; an empty tenant means the name. Keys are 256 random bits, so a plain
 hash is enough: there is nothing to guess that a slow hash would have to protect.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import os
 import re
 import secrets
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,8 @@ _NAME: Final = re.compile(r"[A-Za-z0-9._@-]{1,64}")
 _TENANT: Final = re.compile(r"[^:\x00-\x1f\x7f]{0,256}")
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 _OTHERS_MAY_WRITE: Final = 0o002
+MOST_BYTES: Final = 1 << 20
+"""Of a file of keys: some ten thousand lines."""
 
 
 class KeyFileError(Exception):
@@ -54,9 +58,7 @@ def make_key(name: str, tenant: str = "") -> tuple[str, ApiKey]:
 def read_keys(path: Path) -> list[ApiKey]:
     """Keys of a file. Raises KeyFileError; no error text shows more of a line than its number."""
     try:
-        if path.stat().st_mode & _OTHERS_MAY_WRITE:
-            raise KeyFileError(f"everybody may write to {path}, and so let themselves in: chmod o-w {path}")
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = _content(path).decode("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise KeyFileError(f"cannot read the API keys {path}: {reason}") from error
@@ -67,6 +69,22 @@ def read_keys(path: Path) -> list[ApiKey]:
             keys.append(_parse(line, f"{path}, line {number}"))
     _check_all(keys, path)
     return keys
+
+
+def _content(path: Path) -> bytes:
+    # Opened without waiting: a named pipe has nothing to read until somebody writes.
+    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise KeyFileError(f"cannot read the API keys {path}: it is no regular file")
+        if mode & _OTHERS_MAY_WRITE:
+            raise KeyFileError(f"everybody may write to {path}, and so let themselves in: chmod o-w {path}")
+        content = file.read(MOST_BYTES + 1)
+    if len(content) > MOST_BYTES:
+        raise KeyFileError(
+            f"{path} is larger than {MOST_BYTES} bytes (1 MiB), the most that a file of API keys may have"
+        )
+    return content
 
 
 def _parse(line: str, where: str) -> ApiKey:
@@ -130,7 +148,8 @@ class KeyRing:
 
     def __init__(self, path: Path | None = None) -> None:
         """Keys of a file; without one the API is open. Raises KeyFileError."""
-        self._keys: tuple[ApiKey, ...] | None = None
+        self._keys: dict[bytes, ApiKey] | None = None
+        """By digest."""
         self.load(path)
 
     @property
@@ -142,21 +161,21 @@ class KeyRing:
         return len(self._keys or ())
 
     def load(self, path: Path | None) -> KeyChange:
-        """Take over the keys of a file; without one the API is open. Raises KeyFileError and changes nothing then."""
-        before, self._keys = self._keys, None if path is None else tuple(read_keys(path))
-        old, new = set(before or ()), set(self._keys or ())
-        same = {key.digest for key in old} & {key.digest for key in new}
+        """Take over the keys of a file; without one the API is open. Raises KeyFileError and changes nothing then.
+
+        May run in another thread than `find`.
+        """
+        before, self._keys = self._keys, None if path is None else {key.digest: key for key in read_keys(path)}
+        old, new = before or {}, self._keys or {}
+        same = old.keys() & new.keys()
         return KeyChange(
-            added=sum(key.digest not in same for key in new),
-            revoked=sum(key.digest not in same for key in old),
-            renamed=sum(key.digest in same for key in new - old),
+            added=len(new) - len(same),
+            revoked=len(old) - len(same),
+            renamed=sum(old[digest] != new[digest] for digest in same),
         )
 
     def find(self, secret: str) -> ApiKey | None:
-        """The key that a client showed. Takes as long for any key, and for one that is not there."""
+        """The key that a client showed. How long it takes tells of a hash alone, which leads to no key."""
         digest = _digest(secret)
-        found: ApiKey | None = None
-        for key in self._keys or ():
-            if hmac.compare_digest(key.digest, digest):
-                found = key
-        return found
+        found = (self._keys or {}).get(digest)
+        return found if found is not None and hmac.compare_digest(found.digest, digest) else None
