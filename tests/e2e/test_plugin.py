@@ -27,7 +27,11 @@ NAMES = {
 
 
 def install(source: Path, site: Path) -> None:
-    """`pip install` of a package into the scratch environment."""
+    """`pip install` of the example into the scratch environment, in place of the version that is there.
+
+    With --target pip leaves the old version's metadata beside the new one's.
+    """
+    remove(site)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
     done = subprocess.run(
         [*command, "--upgrade", "--target", str(site), str(source)], capture_output=True, text=True, check=False
@@ -154,6 +158,11 @@ def test_a_faulty_version_is_put_out_then_removed_while_in_quarantine(
     refused = running.cli("policy", "swap", "admission", NAMES["admission"])
     assert refused.returncode != 0
     assert "quarantine" in refused.stderr
+    assert entry["version"] == "2.0.0"
+    remove(site)
+    install(EXAMPLE, site)
+    assert running.ask("policy", "swap", "admission", NAMES["admission"])["ok"], "another version is free"
+    running.ask("policy", "swap", "admission", "vllm")
     remove(site)
     assert ("admission", NAMES["admission"]) not in rows(running)
     assert running.status()["quarantine"]

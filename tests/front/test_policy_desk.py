@@ -138,3 +138,14 @@ async def test_an_ejected_discipline_leaves_the_built_ins_in_charge(desk: Policy
     assert desk.blocked_names() == []
     with pytest.raises(OperationError, match="not in quarantine"):
         desk.release("admission/bad", WHO)
+
+
+async def test_only_the_version_that_was_put_out_is_blocked(engine: Engine) -> None:
+    installed = {"admission/bad": "1.0.0"}
+    desk = PolicyDesk("kvyard", Quarantine(None), EventLog(), engine, lambda policy: installed.get(policy, ""))
+    desk.ejected(Ejected("admission/bad", "raised", "no", 5, version="1.0.0"))
+    assert desk.blocked_names() == ["admission/bad"]
+    installed["admission/bad"] = "1.0.1"
+    assert desk.blocked_names() == []
+    installed.clear()
+    assert desk.blocked_names() == ["admission/bad"], "it is not installed at all"

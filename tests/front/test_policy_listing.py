@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from kvyard.control.schema import PolicyRow
+from kvyard import __version__
+from kvyard.control.schema import PolicyRow, QuarantineEntry
 from kvyard.front import policy_listing
-from kvyard.front.policy_listing import BUILTIN, listing, no_such_kind
+from kvyard.front.policy_listing import BUILTIN, installed_version, listing, no_such_kind
 from kvyard.policy.registry import Installed, Listing
 
 
@@ -55,3 +56,15 @@ def test_a_word_that_names_nothing() -> None:
     assert "did you mean" not in hint
     for words in ("admission", "preemption", "prefill", "KIND/NAME", "discipline/NAME"):
         assert words in hint
+
+
+@pytest.mark.usefixtures("upgraded")
+@pytest.mark.parametrize(("version", "away"), [("1.1.0", True), ("", True), ("1.0.0", False)])
+def test_only_the_version_in_quarantine_is_marked(version: str, away: bool) -> None:
+    entry = QuarantineEntry("admission/mine", "raised", "no", None, 1, version)
+    assert ("in quarantine" in row(listing({}, [entry]).policies, "admission", "mine").problem) is away
+
+
+def test_the_installed_version() -> None:
+    assert installed_version("admission/vllm") == __version__
+    assert installed_version("admission/nobody") == ""

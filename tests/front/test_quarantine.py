@@ -51,6 +51,28 @@ def test_release_wipes_the_record(tmp_path: Path) -> None:
     assert quarantine.add("admission/bad", "raised", "").times == 1
 
 
+def test_another_version_is_free(tmp_path: Path) -> None:
+    quarantine = Quarantine(tmp_path / "q.json")
+    quarantine.add("admission/bad", "raised", "", "1.0.0")
+    assert quarantine.blocked("admission/bad", "1.0.0") is not None
+    assert quarantine.blocked("admission/bad", "1.1.0") is None
+    assert quarantine.blocked("admission/bad") is not None, "who knows which it is"
+    assert quarantine.add("admission/bad", "raised", "", "1.1.0").times == 1
+    assert quarantine.add("admission/bad", "raised", "", "1.0.0").times == 2
+    again = Quarantine(tmp_path / "q.json")
+    assert [(entry.version, entry.times) for entry in again.active()] == [("1.0.0", 2), ("1.1.0", 1)]
+    assert again.release("admission/bad")
+    assert again.active() == []
+
+
+def test_a_file_without_versions_holds_for_all(tmp_path: Path) -> None:
+    path = tmp_path / "q.json"
+    path.write_text('[{"policy": "admission/bad", "code": "raised", "message": "", "until": null, "times": 2}]')
+    quarantine = Quarantine(path)
+    assert quarantine.problem == ""
+    assert quarantine.blocked("admission/bad", "7.0") is not None
+
+
 @pytest.mark.parametrize("content", [b"", b"{}", b"[{]", b"\xff\xfe"])
 def test_a_broken_file_stops_nobody(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "q.json"

@@ -100,6 +100,9 @@ def _policies(s: Status) -> list[str]:
 
 
 def _troubles(s: Status) -> list[str]:
-    lines = [f"quarantine  {clean(q.policy)}: {clean(q.code)}, {clean(q.message, 80)}" for q in s.quarantine]
+    lines = [
+        f"quarantine  {clean(f'{q.policy} {q.version}'.strip())}: {clean(q.code)}, {clean(q.message, 80)}"
+        for q in s.quarantine
+    ]
     lines += [f"errors      {clean(code)}: {number}" for code, number in s.errors.items()]
     return ["", *lines] if lines else []

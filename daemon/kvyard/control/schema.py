@@ -164,6 +164,8 @@ class QuarantineEntry(Struct):
     message: str
     until: float | None
     times: int
+    version: str = ""
+    """Of the distribution it came from; another version may be loaded. Empty where it is not known: none may."""
 
 
 class Limits(Struct):

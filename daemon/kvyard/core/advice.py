@@ -56,6 +56,8 @@ class Exit:
     """The last ones of its kind, oldest first."""
     with_it: tuple[str, ...] = ()
     """`kind/name` of the other parts of its discipline, which went with it."""
+    policy: Policy | None = None
+    """The object itself: by its name alone nobody could tell two versions of it apart."""
 
 
 class Advice:
@@ -243,6 +245,7 @@ class Advice:
             exported=self._last_words(fault.kind, policy, "export_state"),
             decisions=self._last_decisions(fault.kind),
             with_it=tuple(f"{kind}/{old.name(kind)}" for kind in gone if kind != fault.kind),
+            policy=policy,
         )
 
     def _last_decisions(self, kind: Kind) -> list[dict[str, Any]]:

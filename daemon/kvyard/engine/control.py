@@ -112,6 +112,7 @@ class Controls:
             exported=exit_.exported,
             with_it=list(exit_.with_it),
             decisions=exit_.decisions,
+            version="" if exit_.policy is None else self._loader.version(exit_.policy),
         )
 
     # ---- methods

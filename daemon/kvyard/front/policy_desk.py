@@ -7,15 +7,15 @@ change at a time. What is in charge outlives the engine: a new one is started wi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from kvyard.control.schema import QuarantineEntry, SwapResult
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
-from kvyard.front.policy_listing import BUILTIN, vet
-from kvyard.front.quarantine import Quarantine
+from kvyard.front.policy_listing import BUILTIN, installed_version, vet
+from kvyard.front.quarantine import Quarantine, concerns
 from kvyard.link.messages import Ejected, EngineInfo, Reply
 from kvyard.policy.base import KINDS
 
@@ -75,7 +75,16 @@ class InCharge:
 class PolicyDesk:
     """Carries out an operator's wishes about policies and remembers what is in charge."""
 
-    def __init__(self, discipline: str, quarantine: Quarantine, log: EventLog, ask: EngineControl) -> None:
+    def __init__(
+        self,
+        discipline: str,
+        quarantine: Quarantine,
+        log: EventLog,
+        ask: EngineControl,
+        installed: Callable[[str], str] = installed_version,
+    ) -> None:
+        """`installed` tells the version in which `kind/name` is installed, empty when it is not."""
+        self._installed = installed
         self.in_charge = InCharge(discipline)
         self.quarantine = quarantine
         self.ejections: dict[str, int] = {}
@@ -153,7 +162,7 @@ class PolicyDesk:
         kinds = {policy.partition("/")[0] for policy in (message.policy, *message.with_it)}
         self.in_charge.put_out(kinds & set(KINDS))
         self.in_charge.generation += 1
-        entry = self.quarantine.add(message.policy, message.code, message.message)
+        entry = self.quarantine.add(message.policy, message.code, message.message, message.version)
         self._log.add(
             "ejected",
             f"{message.policy} was put out ({message.code}: {message.message}); the built-in took over",
@@ -179,8 +188,9 @@ class PolicyDesk:
             )
 
     def blocked_names(self) -> list[str]:
-        """`kind/name` of what may not be loaded now."""
-        return [entry.policy for entry in self.quarantine.active()]
+        """`kind/name` of what may not be loaded now, as it is installed."""
+        away = self.quarantine.active()
+        return list(dict.fromkeys(e.policy for e in away if concerns(e, self._installed(e.policy))))
 
     def _one_change(self) -> _OneChange:
         return _OneChange(self._change)

@@ -14,6 +14,7 @@ from typing import Any
 from kvyard import __version__
 from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
 from kvyard.front.operations import OperationError
+from kvyard.front.quarantine import concerns
 from kvyard.policy.base import API, KINDS
 from kvyard.policy.discovery import OWN_DISTRIBUTION, discover
 from kvyard.policy.registry import list_policies
@@ -32,11 +33,11 @@ def listing(active: Mapping[tuple[str, str], str], quarantined: list[QuarantineE
     Its values are the versions that run, which are older than the installed ones after an upgrade without a swap.
     They are empty where that is not known.
     """
-    away = {entry.policy: entry for entry in quarantined}
     found = list_policies()
     rows = []
     for item in found.policies:
-        entry = away.get(f"{item.kind}/{item.name}")
+        label = f"{item.kind}/{item.name}"
+        entry = next((e for e in quarantined if e.policy == label and concerns(e, item.version)), None)
         runs = active.get((item.kind, item.name), "") or item.version
         problem = item.problem or (f"in quarantine ({entry.code}: {entry.message})" if entry is not None else "")
         rows.append(
@@ -67,6 +68,13 @@ def no_such_kind(word: str) -> OperationError:
     kinds = f"write a kind (discipline, {', '.join(KINDS)}), KIND/NAME, discipline/NAME, or nothing"
     hint = f"did you mean {' or '.join(named)}? Otherwise {kinds}" if named else kinds
     return OperationError("bad-kind", f"{word!r} is not a kind of policy", hint)
+
+
+def installed_version(policy: str) -> str:
+    """Version of the distribution that offers `kind/name` now, empty when none does."""
+    kind, _, name = policy.partition("/")
+    offer = discover().offers.get((kind, name))
+    return "" if offer is None else offer.version
 
 
 async def vet(kind: str, name: str) -> None:

@@ -235,6 +235,8 @@ class Ejected(Struct, array_like=True, tag="ejected"):
     """`kind/name` of the other parts of its discipline, which went with it and are not to blame."""
     decisions: list[dict[str, Any]] = []
     """The last decisions of its kind, oldest first: `step`, `call`, `answer`."""
+    version: str = ""
+    """Of the distribution it came from, empty where it is not known."""
 
 
 class PolicyState(Struct, array_like=True, tag="policy-state"):

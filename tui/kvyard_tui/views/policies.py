@@ -72,7 +72,7 @@ def _quarantined(entry: QuarantineEntry, shown: Shown, width: int) -> Line:
     return fit_line(
         line(
             (f"{shown.glyphs.failed} quarantined {until}{times}: ", "bad"),
-            (clean(entry.policy), "strong"),
+            (clean(f"{entry.policy} {entry.version}".strip()), "strong"),
             (f" {clean(entry.code)}", "bad"),
             (f" {clean(entry.message)}", ""),
         ),
