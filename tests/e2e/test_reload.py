@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 from kvyard.control.client import Client
+from kvyard.front.keys import make_key
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import value
@@ -22,6 +24,11 @@ def last_reload(running: DaemonProcess) -> str:
     lines = running.cli("events", "--json").stdout.splitlines()
     events = [event for event in map(json.loads, lines) if event["data"]["kind"] == "reload"]
     return str(events[-1]["data"]["message"]) if events else ""
+
+
+def told(running: DaemonProcess, begin: str) -> bool:
+    """Whether the last reload's entry begins like that."""
+    return last_reload(running).startswith(begin)
 
 
 def test_a_reload_applies_what_is_live_and_names_the_rest(default_model: Path, tmp_path: Path) -> None:
@@ -39,6 +46,15 @@ def test_a_reload_applies_what_is_live_and_names_the_rest(default_model: Path, t
         wait_until(lambda: "refused and nothing changed" in last_reload(running), 10, "the refusal")
         assert running.status()["limits"]["max_waiting"] == 7
         assert running.complete("still here", max_tokens=2)["choices"]
+        keys, made = tmp_path / "keys", [make_key(name)[1].line + "\n" for name in ("a", "b", "c")]
+        for lines, said in (
+            (made[:2], "api_key_file, api keys: 2 added"),
+            (made[1:], "api keys: 1 added, 1 revoked"),
+        ):
+            keys.write_text("".join(lines))
+            config.write_text(f'max_waiting = 7\nblock_size = 32\napi_key_file = "{keys}"\n')
+            running.process.send_signal(signal.SIGHUP)
+            wait_until(partial(told, running, f"in force now: {said}"), 10, said)
 
 
 def test_places_are_changed_live_and_what_runs_goes_on(tmp_path: Path) -> None:
