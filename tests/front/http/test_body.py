@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Awaitable, Callable
@@ -15,6 +16,8 @@ from kvyard.front.http.body import BodyDecoder, read_body
 from kvyard.front.http.errors import ApiError
 from starlette.requests import ClientDisconnect
 from starlette.types import Message
+
+from tests.front.http.conftest import PATIENCE, Serve
 
 
 class Body(msgspec.Struct):
@@ -164,3 +167,31 @@ def test_unknown_fields_make_one_line_however_many_they_are() -> None:
 
 def test_a_number_of_thousands_of_digits_in_a_body_that_is_read_twice() -> None:
     assert "cannot be read" in refused(b'{"name": "a", "other": {"name": 1}, "zz": ' + b"9" * 5000 + b"}").message
+
+
+LARGE = {
+    "prompts": (b'{"prompt": [%s]}' % b",".join([b"[5]"] * 1_000_000), "2048 is the most"),
+    "texts": (b'{"prompt": [%s]}' % b",".join([b'"x"'] * 1_000_000), "2048 is the most"),
+    "unknown fields": (
+        b'{"prompt": "x", %s}' % b",".join(b'"f%d":1' % at for at in range(300_000)),
+        "1000 is the most",
+    ),
+    "ids": (b'{"prompt": [%s]}' % b",".join([b"5"] * 2_000_000), "max_model_len"),
+}
+
+
+@pytest.mark.parametrize("kind", LARGE)
+async def test_a_body_of_many_small_things_stalls_nobody(serve: Serve, kind: str) -> None:
+    body, words = LARGE[kind]
+    assert len(body) < 8 << 20
+    async with serve(" a") as served:
+        asked = asyncio.create_task(served.http.post("/v1/completions", content=body))
+        slowest = 0.0
+        while not asked.done():
+            began = time.monotonic()
+            assert (await served.http.get("/health")).status_code == 200
+            slowest = max(slowest, time.monotonic() - began)
+        answer = asked.result()
+        assert answer.status_code == 400
+        assert words in answer.json()["error"]["message"]
+        assert slowest < 0.3 * PATIENCE

@@ -253,3 +253,16 @@ async def test_a_prompt_is_encoded_once_for_all_its_choices(
                 assert all(one <= two for one, two in pairwise(logprobs["text_offset"]))
             else:
                 assert [each and next(iter(each)) for each in choice["prompt_logprobs"]] == [None, *map(str, ids[1:])]
+
+
+async def test_scoring_needs_room_for_one_token_and_says_so(serve: Serve) -> None:
+    async with serve([300], max_model_len=64) as served:
+        asked: dict[str, Any] = {"echo": True, "logprobs": 0, "max_tokens": 0}
+        assert (await served.complete(prompt=[5] * 63, **asked)).status_code == 200
+        error = (await served.complete(prompt=[5] * 64, **asked)).json()["error"]
+        assert (error["code"], error["param"]) == ("context_length_exceeded", "prompt")
+        assert "has 64 and scoring it (max_tokens 0) computes one token more" in error["message"]
+        answer = await served.complete(prompt=[5], min_tokens=1, **asked)
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")
+        assert (await served.complete(prompt=[5], min_tokens=0, **asked)).status_code == 200
+        assert len(served.service.jobs) == 2

@@ -188,7 +188,7 @@ class _SmallEndpoints:
     async def tokenize(self, request: Request) -> Response:
         """Token ids of a prompt or a conversation."""
         body = await self._body(request)
-        asked = self._tokenize.decode(body, "tokenize")
+        asked = await self._tokenize.decode_aside(body, "tokenize")
         self._context.check_model(asked.model)
         if (asked.prompt is None) == (asked.messages is None):
             raise invalid("prompt: give either a prompt or messages.", "prompt")
@@ -203,7 +203,7 @@ class _SmallEndpoints:
     async def detokenize(self, request: Request) -> Response:
         """The text of token ids."""
         body = await self._body(request)
-        asked = self._detokenize.decode(body, "detokenize")
+        asked = await self._detokenize.decode_aside(body, "detokenize")
         self._context.check_model(asked.model)
         self._context.check_ids(asked.tokens, "tokens")
         return _json(Detokenized(self._context.text.tokenizer.decode(asked.tokens)))

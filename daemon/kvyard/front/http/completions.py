@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, cast
 
 import msgspec
 from msgspec import UNSET
@@ -21,7 +21,7 @@ from kvyard.front.http.order import (
     room_for,
     shown_of,
 )
-from kvyard.front.http.requests import CompletionRequest
+from kvyard.front.http.requests import MOST_PROMPTS, CompletionRequest
 from kvyard.front.text.continuation import Piece
 from kvyard.front.text.tokenizer import Tokenizer
 from kvyard.link.messages import TokenLogprobs
@@ -44,7 +44,9 @@ async def understand(request: CompletionRequest, order_id: str, context: Context
     if max_tokens == 0:
         if not shown.echo:
             raise invalid("max_tokens: 0 is allowed only together with echo.", "max_tokens")
-        shown.no_output, max_tokens = True, 1
+        if request.min_tokens:
+            raise invalid(f"min_tokens: {request.min_tokens} is more than the 0 tokens of max_tokens.", "min_tokens")
+        shown.no_output = True
     given = prompts_of(request.prompt)
     _refuse_hopeless(given, max_tokens, context.service.max_model_len)
     context.take_place(order_id, n * len(given))
@@ -56,15 +58,13 @@ def prompts_of(prompt: str | list[str | int | list[int]]) -> Given:
     """Prompts as a list, all of one kind. Raises ApiError 400 for a mixture or nothing."""
     if isinstance(prompt, str):
         return [prompt]
-    texts = [each for each in prompt if isinstance(each, str)]
-    ids = [each for each in prompt if isinstance(each, int)]
-    lists = [each for each in prompt if isinstance(each, list)]
-    if len(ids) == len(prompt):
-        return [ids]
-    if len(texts) == len(prompt):
-        return texts
-    if len(lists) == len(prompt):
-        return lists
+    if len(prompt) > MOST_PROMPTS and not isinstance(prompt[0], int):
+        raise invalid(f"prompt: {len(prompt)} prompts; {MOST_PROMPTS} is the most in one request.", "prompt")
+    kinds = set(map(type, prompt))  # one quick pass: there may be millions of ids
+    if kinds == {int}:
+        return cast("list[list[int]]", [prompt])
+    if len(kinds) == 1:
+        return cast(Given, prompt)
     raise invalid("prompt: texts, token ids and lists of token ids cannot be mixed.", "prompt", "invalid_type")
 
 

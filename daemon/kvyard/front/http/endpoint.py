@@ -77,7 +77,7 @@ class GenerationEndpoint(Generic[R]):
         serving = _Serving(self, own, headers, scope, send)
         try:
             body = await read_body(scope, receive, self._settings.max_body_bytes)
-            request = self._decoder.decode(body, own)
+            request = await self._decoder.decode_aside(body, own)
             del body
             if (tenant := tenant_of(scope)) is not None:
                 request.user = tenant  # what a client says of itself counts only where there are no keys

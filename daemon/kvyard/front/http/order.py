@@ -119,6 +119,8 @@ def room_for(ids: list[int], max_tokens: int | None, default: int | None, limit:
     room = limit - length
     if room < 1 or (max_tokens is not None and max_tokens > room):
         wanted = "" if max_tokens is None else f" and max_tokens is {max_tokens}"
+        if max_tokens == 0:
+            wanted = " and scoring it (max_tokens 0) computes one token more"
         raise ApiError(
             400,
             f"The model's window (max_model_len) is {limit} tokens; the prompt has {length}{wanted}. "
@@ -128,7 +130,7 @@ def room_for(ids: list[int], max_tokens: int | None, default: int | None, limit:
         )
     if max_tokens is None:
         return room if default is None else min(default, room)
-    return max_tokens
+    return max(1, max_tokens)  # scores come with a token, which is then not shown
 
 
 def refuse_hopeless(max_tokens: int | None, limit: int) -> None:

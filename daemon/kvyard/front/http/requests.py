@@ -5,7 +5,8 @@ The ranges are those of vLLM where OpenAI's are narrower. Defaults are applied w
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar, Final
 
 from msgspec import Meta, Struct
 
@@ -75,8 +76,15 @@ class GenerationRequest(Struct, kw_only=True):
     queue_timeout_ms: Milliseconds | None = None
 
 
+MOST_PROMPTS: Final = 2048
+"""In one request; each is at least one sequence."""
+
+
 class CompletionRequest(GenerationRequest, kw_only=True):
     """Body of POST /v1/completions."""
+
+    most_items: ClassVar[Mapping[str, int]] = {"prompt": MOST_PROMPTS}
+    """Texts or lists in a field; told before they are made, which would take seconds for a million."""
 
     prompt: PromptText | Annotated[list[PromptText | TokenId | PromptIds], Meta(min_length=1)]
     max_tokens: MaxTokensOrNone | None = None
