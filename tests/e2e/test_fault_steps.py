@@ -5,22 +5,25 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from kvyard.control.client import Client
+from kvyard.engine.random import derive
 
-from tests.e2e.daemon import DaemonProcess, daemon
+from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
-from tests.e2e.quick_model import END, quick_model
+from tests.e2e.quick_model import END, VOCABULARY, quick_model
 from tests.e2e.records import recording
 from tests.e2e.shapes import Answer, ask, run_alone
 from tests.e2e.streams import MODEL
 from tests.e2e.timing import limit
 
 FAILS_IN_DECODE, FAILS_COMING_BACK, BEGIN = 250, 251, 256
+SEED = 46
+"""Its three choices end by themselves, at different lengths."""
 BIAS = {str(FAILS_IN_DECODE): -100, str(FAILS_COMING_BACK): -100}
 """The tokens that the faults wait for are in prompts alone."""
 FAULTS = [
@@ -135,3 +138,105 @@ def check_nobody_is_passed(steps: list[dict[str, Any]], of: int) -> None:
         assert len(out) == record["swapped"]
     assert len(seen) == 10 * of
     assert swaps > of
+
+
+def whole(running: DaemonProcess, **asked: Any) -> list[list[int]]:  # noqa: ANN401 - any JSON value
+    """Token ids of each choice."""
+    (answer,) = run_alone(running.base, [{"model": MODEL, "prompt": [1, 2, 3], "return_token_ids": True, **asked}])
+    return [choice.tokens for _, choice in sorted(answer.choices.items())]
+
+
+def test_SAMPLING_14_min_tokens_holds_back_each_of_two_ends(running: DaemonProcess) -> None:
+    for end in (END, BEGIN):
+        bias = {str(end): 100}
+        assert len(*whole(running, max_tokens=40, logit_bias=bias)) == 1, "it is an end"
+        (tokens,) = whole(running, max_tokens=40, logit_bias=bias, min_tokens=10)
+        assert len(tokens) == 11
+        assert not {END, BEGIN} & set(tokens[:10])
+        assert tokens[10] == end
+
+
+def test_SAMPLING_03_top_k_at_and_beyond_the_vocabulary(running: DaemonProcess) -> None:
+    seeded = {"temperature": 1, "seed": 5, "max_tokens": 16, "ignore_eos": True, "logit_bias": BIAS}
+    free = whole(running, **seeded)
+    for top_k in (VOCABULARY, VOCABULARY + 1, 10**9, 0, -1):
+        assert whole(running, **seeded, top_k=top_k) == free, top_k
+    assert len(*whole(running, **seeded, top_k=VOCABULARY - 1)) == 16
+    assert whole(running, **seeded, top_k=1) == whole(running, **{**seeded, "temperature": 0})
+    assert running.post("/v1/completions", {"prompt": [1], "top_k": -2}).status_code == 400
+    mixed = [body(1, 10, 16), body(2, 10, 16, temperature=1.0, seed=5, top_k=3)] * 2
+    together = [answer for answer, _ in asyncio.run(all_at_once(running, mixed))]
+    assert [a.same(b) for a, b in zip(together, run_alone(running.base, mixed), strict=True)] == [True] * 4
+
+
+def test_SAMPLING_09_without_a_seed_answers_differ(running: DaemonProcess) -> None:
+    asked = body(1, 10, 16, temperature=1.0)
+    one_by_one = {tuple(answer.choices[0].tokens) for answer in run_alone(running.base, [asked] * 5)}
+    at_once = {tuple(answer.choices[0].tokens) for answer, _ in asyncio.run(all_at_once(running, [asked] * 5))}
+    assert len(one_by_one) >= 2
+    assert len(at_once) >= 2
+
+
+def test_API_11_choices_of_different_lengths_are_their_own_runs(running: DaemonProcess) -> None:
+    asked = {"temperature": 1, "max_tokens": 100, "stop_token_ids": list(range(0, 256, 32)), "logit_bias": BIAS}
+    streamed = {"model": MODEL, "prompt": [1, 2, 3], "return_token_ids": True, "stream": True, "n": 3, "seed": SEED}
+    ((answer, _),) = asyncio.run(all_at_once(running, [{**asked, **streamed}]))  # two ends of a choice would raise
+    assert [choice.finish for _, choice in sorted(answer.choices.items())] == ["stop"] * 3
+    got = [choice.tokens for _, choice in sorted(answer.choices.items())]
+    assert len({len(tokens) for tokens in got}) == 3, "they end one after the other"
+    assert got == [*(whole(running, **asked, seed=derive(SEED, index))[0] for index in range(3))]
+
+
+async def left_by(running: DaemonProcess, wanted: list[dict[str, Any]], when: Callable[[int], object]) -> float:
+    """Send all, leave them all when `when(chunks so far)` holds; the moment of it."""
+    chunks = 0
+
+    async def one(client: httpx.AsyncClient, asked: dict[str, Any]) -> None:
+        nonlocal chunks
+        async with client.stream("POST", "/v1/completions", json=asked) as reply:
+            async for line in reply.aiter_lines():
+                chunks += line.startswith("data: {")
+
+    async with httpx.AsyncClient(base_url=running.base, timeout=limit(30)) as client:
+        tasks = [asyncio.create_task(one(client, asked)) for asked in wanted]
+        await asyncio.to_thread(wait_until, lambda: when(chunks), limit(20), "the moment to leave")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    return time.monotonic()
+
+
+async def test_DISCONNECT_03_who_leaves_the_queue_is_not_prefilled(running: DaemonProcess, swapping: Client) -> None:
+    """One holds nearly the whole pool; five wait, whose clients go: none of them comes in, no prompt is computed."""
+
+    def total() -> int:
+        return int(swapping.call("requests", {"limit": 1})["total"])
+
+    with recording(running) as records:
+        busy = asyncio.create_task(all_at_once(running, [body(0, 450, 50)]))
+        await asyncio.to_thread(wait_until, lambda: total() == 1, limit(5), "the first")
+        records.clear()
+        swapping.call("pause")
+        gone = await left_by(running, [body(n, 200, 50) for n in range(5)], lambda chunks: total() == 6)
+        await asyncio.to_thread(wait_until, lambda: total() == 1, limit(5), "the queue to be empty")
+        assert time.monotonic() - gone < limit(1)
+        swapping.call("resume")
+        ((answer, _),) = await busy
+        assert answer.counted == (450, 50)
+        admitted = records.admissions()
+        assert len(set(admitted)) <= 1
+        assert sum(record["prompt_tokens"] for record in records.steps) <= 450
+
+
+async def test_DISCONNECT_04_all_choices_of_a_stream_end_with_its_client(
+    running: DaemonProcess, swapping: Client
+) -> None:
+    cancelled = value(running, "kvyard_sequences_total", outcome="cancelled")
+    gone = await left_by(running, [body(1, 10, 400, n=4)], lambda chunks: chunks >= 10)
+
+    def count() -> float:
+        return value(running, "kvyard_sequences_total", outcome="cancelled") - cancelled
+
+    await asyncio.to_thread(wait_until, lambda: count() == 4, limit(5), "four cancelled sequences")
+    assert value(running, "kvyard_sequences_running") == 0
+    assert time.monotonic() - gone < limit(1)
