@@ -512,3 +512,24 @@ async def test_a_line_nested_too_deeply_is_answered(served: Served) -> None:
         answer = await w.line()
         assert answer["error"]["code"] == "bad-request"
         assert "result" in await w.call("status")
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        (b'{"id":1,"method":"status","method":"drain"}', "method"),
+        (b'{"id":1,"method":"status","m\\u0065thod":"drain"}', "method"),
+        (b'{"id":1,"id":2,"method":"drain"}', "id"),
+        (b'{"id":1,"method":"drain","params":{"stop":false,"stop":true}}', "stop"),
+        (b'{"id":1,"method":"policy.set","params":{"kind":"admission","params":{"rate":1,"rate":2}}}', "rate"),
+        (b'{"id":1,"method":"status","method":"drain","params":{"x":%s}}' % (b"1" * 5000), "4300"),
+    ],
+)
+async def test_a_name_given_twice_is_refused(served: Served, line: bytes, name: str) -> None:
+    async with wire(served.path) as w:
+        await w.raw(line + b"\n")
+        answer = await w.line()
+        assert answer["error"]["code"] == "bad-request"
+        assert name in answer["error"]["message"]
+        assert served.desk.calls == []
+        assert "result" in await w.call("status"), "the session goes on"

@@ -22,6 +22,7 @@ from kvyard.front.control.methods import BY_NAME, HANDLERS, MUTATIONS, Topic, pa
 from kvyard.front.control.peer import RANK
 from kvyard.front.control.steps import step_data
 from kvyard.front.operations import OperationError, Operations, Who
+from kvyard.front.repeated import repeated_name
 
 IN_FLIGHT = 16
 """Calls of one session that run at once; further lines wait unread."""
@@ -134,6 +135,9 @@ class Session:
             request = _requests.decode(line)
         except (msgspec.MsgspecError, RecursionError) as error:
             await self._reply(_error(0, "bad-request", f"this line is no request: {error}", "see method `schema`"))
+            return
+        if (ambiguous := _ambiguous(line)) is not None:
+            await self._reply(_error(request.id, "bad-request", ambiguous, "which one was meant cannot be known"))
             return
         task = asyncio.current_task()
         if task is not None:
@@ -282,6 +286,14 @@ class Session:
             else:
                 task.cancel()
         self._writer.close()
+
+
+def _ambiguous(line: bytes) -> str | None:
+    try:
+        twice = repeated_name(line)
+    except (ValueError, RecursionError) as error:  # an integer of thousands of digits, for one
+        return f"this line cannot be read: {error}"
+    return None if twice is None else f"{twice[:64]!r} is given more than once in one object"
 
 
 def _report(task: asyncio.Task[None]) -> None:

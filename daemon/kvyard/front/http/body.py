@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import re
 from collections.abc import Mapping
 from typing import Final, Generic, TypeVar
 
@@ -16,6 +14,7 @@ from starlette.types import Receive, Scope
 from kvyard.front.http.errors import ApiError, invalid
 from kvyard.front.http.unsupported import HARMLESS, UNSUPPORTED
 from kvyard.front.http.wording import wrong_body
+from kvyard.front.repeated import repeated_name
 
 log = structlog.get_logger()
 
@@ -24,8 +23,6 @@ S = TypeVar("S", bound=msgspec.Struct)
 _DRAIN_BYTES: Final = 64 << 20
 """How much of a too large body is read and thrown away so that its sender gets to read the answer."""
 
-_KEY: Final = re.compile(rb'"(?:([^"\\]*+(?:\\.[^"\\]*+)*+)"[ \t\r\n]*+:|[^"\\]*+(?:\\.[^"\\]*+)*+")', re.DOTALL)
-"""Every string of a JSON text, from its first quote to its last; group 1 is the text of those that are names."""
 MOST_FIELDS: Final = 1000
 """Of a body; far more than there are."""
 _LONG: Final = 64 << 10
@@ -126,25 +123,9 @@ class BodyDecoder(Generic[S]):
 
 def _refuse_duplicates(body: bytes) -> None:
     """A field given twice is refused, at any depth: which one was meant cannot be known."""
-    # Only a body in which some name comes twice, perhaps in two objects or as a value, is parsed again.
-    seen: set[bytes] = set()
-    for found in _KEY.finditer(body):
-        name = found[1]
-        if name is None:
-            continue
-        if name in seen or b"\\" in name:  # an escape may spell a name anew
-            break
-        seen.add(name)
-    else:
-        return
-
-    def once(pairs: list[tuple[str, object]]) -> None:
-        names = [name for name, _ in pairs]
-        if len(set(names)) != len(names):
-            twice = next(name for name in names if names.count(name) > 1)[:64]
-            raise invalid(f"{twice}: given more than once in one object.", twice, "duplicate_field")
-
     try:
-        json.loads(body, object_pairs_hook=once)
+        twice = repeated_name(body)
     except (ValueError, RecursionError) as error:  # an integer of thousands of digits, for one
         raise invalid(f"The body cannot be read: {error}", None) from None
+    if twice is not None:
+        raise invalid(f"{twice[:64]}: given more than once in one object.", twice[:64], "duplicate_field")
