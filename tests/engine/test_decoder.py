@@ -143,14 +143,14 @@ def test_model_02_a_head_beside_tied_embeddings(scale: float, tmp_path: Path) ->
 
 @pytest.mark.parametrize("nested", [False, True])
 def test_model_04_the_base_frequency_is_the_files(nested: bool, tmp_path: Path) -> None:
-    """MODEL-04: at top level or in the rope parameters; position 300 would differ by far with 10,000."""
-    plain = {key: value for key, value in LLAMA.items() if key != "rope_theta"}
+    """MODEL-04: at top level or in the rope parameters; position 999 would differ by far with 10,000."""
+    plain = {key: value for key, value in LLAMA.items() if key != "rope_theta"} | {"max_position_embeddings": 1024}
     theta = 75_000.0
     settings = plain | (
         {"rope_parameters": {"rope_theta": theta, "rope_type": "default"}} if nested else {"rope_theta": theta}
     )
     tensors = random_tensors(settings)
-    prompt = [(i * 31 + 7) % 97 for i in range(250)]
+    prompt = [(i * 31 + 7) % 97 for i in range(1000)]
     job = solo(_backend(write_folder(tmp_path, settings, tensors)), prompt, 1)
     assert (job.logits[0].double() - dense_logits(settings, tensors, prompt)[-1]).abs().max() < 1e-3
     wrong = dense_logits(LLAMA, tensors, prompt)[-1]

@@ -1,0 +1,78 @@
+"""Pools and windows as small as they come, each on a daemon of its own with the quick model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from kvyard.control.client import Client
+
+from tests.e2e.daemon import daemon
+from tests.e2e.metrics import idle_again, value
+from tests.e2e.quick_model import quick_model
+from tests.e2e.records import recording
+from tests.e2e.shapes import run_alone, run_together
+from tests.e2e.timing import limit
+
+PLAIN = ("--deterministic", "--dtype", "float32")
+
+
+async def test_PREEMPT_11_a_full_host_pool_falls_back_to_recompute(quick_model_folder: Path) -> None:
+    wanted = [
+        {"prompt": [number] * 8, "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": False}
+        | {"return_token_ids": True, "return_logits_hash": True}
+        for number in range(8)
+    ]
+    with daemon(*PLAIN, "--kv-blocks", "20", "--swap-blocks", "4", model=quick_model_folder) as running:
+        with Client(running.socket, timeout=60) as client:
+            how = {"kind": "preemption", "name": "fewest-computed", "params": {"how": "swap"}}
+            client.call("policy.swap", how)
+            alone = run_alone(running.base, wanted)
+            together = await run_together(running.base, wanted, [], at_once=8)
+            assert [mine.same(solo) for mine, solo in zip(together, alone, strict=True)] == [True] * 8
+            assert [answer.counted for answer in together] == [(8, 200)] * 8
+            assert client.call("dump")["engine"]["host_blocks_used"] == 0
+        assert value(running, "kvyard_preemptions_total", how="recompute") > 0
+        assert value(running, "kvyard_preemptions_total", how="swap") > 0
+        assert value(running, "kvyard_engine_restarts_total") == 0
+        idle_again(running)
+
+
+def test_BOUNDARY_03_without_a_limit_the_window_is_used_to_its_last_token(tmp_path: Path) -> None:
+    folder = quick_model(tmp_path / "chatting")
+    template = {"eos_token": "<end>", "chat_template": "{{ messages[0].content }}"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(template))
+    asked = {"messages": [{"role": "user", "content": "x" * 100}], "ignore_eos": True, "temperature": 0}
+    with daemon(*PLAIN, "--max-model-len", "128", "--kv-blocks", "32", model=folder) as running:
+        with recording(running) as records:
+            records.clear()
+            answer = running.post("/v1/chat/completions", asked).json()
+            first = records.admissions()[0]
+            records.wait_for([first])
+            computed = sum(
+                granted
+                for record in records.steps
+                for sequence, granted in zip(record["ids"], record["granted"], strict=True)
+                if sequence == first
+            )
+        assert answer["usage"] == answer["usage"] | {
+            "prompt_tokens": 100,
+            "completion_tokens": 28,
+            "total_tokens": 128,
+        }
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert computed == 127, "positions 0 to 126; the last token is told and not computed"
+
+
+def test_MEMORY_05_a_pool_too_small_for_one_request_of_full_length(quick_model_folder: Path) -> None:
+    """A length that was asked for stops the start; the model's own is lowered to what fits."""
+    asked = ("--kv-blocks", "10", "--max-model-len", "2048")
+    with daemon(*PLAIN, *asked, model=quick_model_folder, wait=False) as refused:
+        assert refused.process.wait(limit(30)) != 0
+        assert "needs 128 KV blocks and the pool has 10" in refused.log
+        assert "161" in refused.log
+        assert "Traceback" not in refused.log
+    with daemon(*PLAIN, *asked[:2], model=quick_model_folder) as running:
+        assert running.get("/v1/models").json()["data"][0]["max_model_len"] == 161
+        assert running.complete([1] * 100, max_tokens=61, ignore_eos=True)["usage"]["completion_tokens"] == 61
+        assert running.post("/v1/completions", {"prompt": [1] * 100, "max_tokens": 62}).status_code == 400
