@@ -143,7 +143,7 @@ async def races(http: httpx.AsyncClient, seed: int, until: float) -> int:
         sent += 1
         with contextlib.suppress(TimeoutError):
             # Given up only once it must have arrived: what the daemon never saw cannot be counted.
-            await asyncio.wait_for(call, rng.uniform(0.1, 0.4) if rng.random() < 0.5 else limit(60))
+            await asyncio.wait_for(call, limit(rng.uniform(0.1, 0.4)) if rng.random() < 0.5 else limit(60))
     return sent
 
 
