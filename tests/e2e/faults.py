@@ -135,9 +135,9 @@ def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
     assert yard.in_charge()[fault.kind] == "builtin"
     assert [entry["policy"] for entry in status["quarantine"]] == [fault.policy]
     assert status["engine"]["restarts"] == 0
-    step = yard.steps.get(record["step"])
-    if step is not None:
-        assert step["timings"]["schedule"] / 1e9 < limit(fault.most_s) * 3, step["timings"]
+    wait_until(lambda: record["step"] in yard.steps, 5, f"the record of step {record['step']}")
+    timings = yard.steps[record["step"]]["timings"]
+    assert timings["schedule"] / 1e9 < limit(fault.most_s) * 3, timings
 
 
 @contextlib.contextmanager

@@ -204,7 +204,8 @@ def test_the_pause_over_fifty_changes(running: DaemonProcess, client: Client) ->
 
         def change() -> None:
             nonlocal made
-            while made < 50 and not over.is_set():
+            # A change between two rounds of requests meets no step, and shows no pause.
+            while len(pauses_of(list(records))[0]) < 50 and made < 200 and not over.is_set():
                 swap(client, "discipline", ("vllm", "sarathi", "kvyard")[made % 3])
                 made += 1
                 over.wait(0.05)
@@ -221,7 +222,7 @@ def test_the_pause_over_fifty_changes(running: DaemonProcess, client: Client) ->
         asyncio.run(scene())
     swap(client, "discipline", "kvyard")
     pauses, steps = pauses_of(records)
-    assert len(pauses) >= 30
+    assert len(pauses) >= 50
     step = statistics.median(steps)
     middle = statistics.median(pauses)
     print(f"median step {step / 1e6:.1f} ms, pause median {middle / 1e6:.2f} max {max(pauses) / 1e6:.2f}")

@@ -26,8 +26,8 @@ class Recorder:
         self._at = 0.0
         self._last = 0
         self._ended: int | None = None
-        self._told = 0
-        """Waiting sequences in the last record: while nothing is placed, gauges follow this alone."""
+        self._told = (0, 0)
+        """Waiting sequences and generation in the last record: while nothing is placed, only these can change."""
         self._gap = self._schedule = self._model = self._sample = 0
 
     def begin(self, at: float) -> None:
@@ -63,9 +63,10 @@ class Recorder:
         scheduler = self._scheduler
         parts = scheduler.take_record_parts()
         waiting = scheduler.waiting
-        if not len(plan) and waiting == self._told and not (parts.preempted or parts.waits or parts.finished):
+        told = waiting, self.generation
+        if not len(plan) and told == self._told and not (parts.preempted or parts.waits or parts.finished):
             return None
-        self._told = waiting
+        self._told = told
         outputs = self._lap()
         self._ended = self._last
         copied = sum(len(copy.source) for copy in plan.copies)
