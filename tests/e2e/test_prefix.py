@@ -82,12 +82,13 @@ def test_several_sequences_share_the_prompt_and_the_usage_tells_what_the_cache_g
     prompt = prompt_of(100, 77)
     with recording(cached) as records:
         records.clear()
-        cold = ask(cached, prompt, n=4, temperature=1.0, seed=3)
-        warm = ask(cached, prompt, n=4, temperature=1.0, seed=3)
+        # Long enough that on a busy machine the last of them comes before the first has ended.
+        cold = ask(cached, prompt, n=4, temperature=1.0, seed=3, max_tokens=32)
+        warm = ask(cached, prompt, n=4, temperature=1.0, seed=3, max_tokens=32)
         wait_until(lambda: sum(len(record["finished"]) for record in records.steps) == 8, 5, "the last record")
         computed = sum(record["prompt_tokens"] for record in records.steps)
     assert (cold.cached, warm.cached) == (0, 96)
-    assert cold.counted == warm.counted == (100, 16)
+    assert cold.counted == warm.counted == (100, 128)
     assert cold.same(warm)
     assert computed == (100 + 3) + (4 + 3), "the prompt once, and its last token by each"
 
@@ -118,3 +119,17 @@ def test_without_isolation_a_salt_alone_separates(quick_model_folder: Path) -> N
     flags = ("--kv-blocks", "256", "--prefix-cache-isolation", "none")
     with daemon(*FLAGS, *flags, model=quick_model_folder) as running:
         check_tenants(running, 32, others=32)
+
+
+def test_PREFIX_12_a_rewritten_history_finds_what_was_computed_for_its_own_tokens(cached: DaemonProcess) -> None:
+    """The sixteenth token is X in turn 1 and Y in turn 2; each prompt finds the block of its own tokens alone."""
+    prompt = prompt_of(15, 1200)
+    turn = ask(cached, prompt, max_tokens=3)
+    made = turn.choices[0].tokens[0]
+    mine, other = [*prompt, made, 5, 6], [*prompt, (made + 1) % 256, 5, 6]
+    rewritten, again, rewritten_again = ask(cached, other), ask(cached, mine), ask(cached, other)
+    assert [answer.cached for answer in (rewritten, again, rewritten_again)] == [0, 16, 16]
+    cold = {name: ask(cached, tokens, cache_salt="cold") for name, tokens in (("mine", mine), ("other", other))}
+    assert again.same(cold["mine"])
+    assert rewritten.same(cold["other"])
+    assert rewritten_again.same(cold["other"])
