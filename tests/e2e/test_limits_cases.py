@@ -5,13 +5,15 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from kvyard.control.client import Client
 
-from tests.e2e.daemon import DaemonProcess, daemon
+from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.quick_model import quick_model
 from tests.e2e.timing import limit
@@ -175,3 +177,26 @@ def test_SAMPLING_17_and_18_huge_numbers_are_refused_at_once(queue: DaemonProces
     assert refused.status_code == 400
     assert time.monotonic() - began < limit(0.2)
     assert queue.get("/health").status_code == 200
+
+
+async def test_PREFIX_05_hits_count_when_it_comes_in_not_when_it_was_refused(tight: DaemonProcess) -> None:
+    """Two fill the pool; a third whose 96 tokens are cached has to wait; they grow over its prefix meanwhile."""
+    shared = prompt(205, 97)
+    asked = body([*shared, *prompt(206, 63)], 4)
+    cold = tight.post("/v1/completions", {**asked, "cache_salt": "cold"})
+    for seed in (207, 208):  # nothing else is left in the cache
+        hashes(tight.post("/v1/completions", body(prompt(seed, WINDOW - 4), 4)))
+    hashes(tight.post("/v1/completions", body(shared, 1)))
+    wanted = [body(prompt(209, 300), 50), body(prompt(210, 320), 60), asked]
+    with Client(tight.socket, timeout=60) as client:
+        client.call("pause")
+        sent = []
+        for number, one in enumerate(wanted, 1):
+            sent.append(asyncio.create_task(asyncio.to_thread(tight.post, "/v1/completions", one)))
+            there = partial(lambda count: client.call("requests", {"limit": 1})["total"] == count, number)
+            await asyncio.to_thread(wait_until, there, limit(5), "it to wait")
+        client.call("resume")
+        *_, late = await asyncio.gather(*sent)
+    found = late.json()["usage"]["prompt_tokens_details"]["cached_tokens"]
+    assert found == 0, "all of it had been evicted"
+    assert hashes(late) == hashes(cold)
