@@ -282,6 +282,7 @@ async def test_clients_before_1_1_get_no_chunks(serve: Serve, *, stream: bool) -
         status, headers, body = await exchange(served, old)
         assert (status, headers["connection"]) == (200, "close")
         assert "transfer-encoding" not in headers
+        assert "date" in headers
         if stream:
             data = events(body.decode())
             assert (len(data), data[-1]) == (6, "[DONE]")

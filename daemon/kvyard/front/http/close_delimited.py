@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Final
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
+
+_CLOSE: Final = (b"connection", b"close")
 
 
 def close_delimited(app: ASGIApp, cycle: RequestResponseCycle) -> ASGIApp:
@@ -45,7 +49,7 @@ class _Sender:
     def _start(self, message: Message) -> None:
         cycle = self._cycle
         cycle.response_started, cycle.waiting_for_100_continue = True, False
-        lines = [b"%s: %s\r\n" % header for header in (*message["headers"], (b"connection", b"close"))]
+        lines = [b"%s: %s\r\n" % header for header in (*cycle.default_headers, *message["headers"], _CLOSE)]
         cycle.transport.write(b"".join([STATUS_LINE[message["status"]], *lines, b"\r\n"]))
 
     def _end(self) -> None:
