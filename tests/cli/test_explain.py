@@ -28,10 +28,10 @@ def preempted(by: int, **changes: Any) -> dict[str, Any]:  # noqa: ANN401 - fiel
 @pytest.mark.parametrize(
     ("reason", "said"),
     [
-        ("blocks", "  waits for blocks for 7.6 s"),
-        ("slots", "  waits for slots for 7.6 s"),
-        ("after a preemption", "  waits for 7.6 s: after a preemption"),
-        ("queued", "  waits for 7.6 s: queued"),
+        ("blocks", "  waits for blocks for 7.6 s (9 s in all)"),
+        ("slots", "  waits for slots for 7.6 s (9 s in all)"),
+        ("after a preemption", "  waits for 7.6 s (9 s in all): after a preemption"),
+        ("queued", "  waits for 7.6 s (9 s in all): queued"),
     ],
 )
 def test_why_and_how_long(reason: str, said: str) -> None:
@@ -43,3 +43,11 @@ def test_who_gave_way_to_whom() -> None:
     cost = "for its growth 2 s ago in step 5: 48 tokens to compute again (rule: newest)"
     told = lines(answer(state="preempted", preempted=[preempted(9), preempted(7)]))
     assert told[1:] == [f"  gave way to req-9 {cost}", f"  gave way to itself {cost}"]
+
+
+def test_a_swap_costs_bytes() -> None:
+    swapped = {**preempted(9), "how": "swap", "bytes": 3 << 20}
+    told = lines(answer(state="swapped", preempted=[swapped]))
+    assert (
+        told[1] == "  gave way to req-9 for its growth 2 s ago in step 5: 3.0 MiB to copy (48 tokens) (rule: newest)"
+    )

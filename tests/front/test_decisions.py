@@ -68,6 +68,15 @@ def test_who_gave_way_for_whom_at_what_cost() -> None:
     assert winner["state"] == "running"
 
 
+def test_a_swap_costs_the_bytes_of_whole_blocks() -> None:
+    decisions = log()
+    decisions.pool(16, 1000)
+    decisions.arrived(1, "victim", at=0.0)
+    decisions.step(record(step=2, at=2.0, policies=RULES, preempted=[Preemption(1, 1, "growth", "swap", 49)]))
+    (told,) = only(decisions.explain("victim", 3.0))["preempted"]
+    assert (told["how"], told["tokens"], told["bytes"]) == ("swap", 49, 4000)
+
+
 def test_overtakers_are_later_arrivals_that_came_in_meanwhile() -> None:
     decisions = log()
     for number in range(1, 6):

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from kvyard.cli.options import JsonOption, SocketOption
-from kvyard.cli.output import clean, duration, say, say_json
+from kvyard.cli.output import clean, duration, say, say_json, size
 from kvyard.control.client import Client
 from kvyard.control.paths import client_socket
 
@@ -66,6 +66,8 @@ NOUNS = ("slots", "blocks", "budget", "chunk", "sibling")
 
 def _waits(waiting: dict[str, Any]) -> str:
     reason, since = str(waiting["reason"]), duration(waiting["since_s"])
+    if waiting["waiting_s"] > waiting["since_s"] + 0.1:
+        since += f" ({duration(waiting['waiting_s'])} in all)"
     if reason.partition(":")[0] in NOUNS:
         return f"waits for {reason} for {since}"
     return f"waits for {since}: {reason}"
@@ -80,9 +82,11 @@ def _who(happening: dict[str, Any], name: str) -> str:
 
 
 def _cost(h: dict[str, Any]) -> str:
-    verb = "to copy" if h["how"] == "swap" else "to compute again"
+    cost = f"{h['tokens']} tokens to compute again"
+    if h["how"] == "swap":
+        cost = f"{size(h['bytes'])} to copy ({h['tokens']} tokens)"
     cause = "for its growth" if h["cause"] == "growth" else f"({h['cause']})"
-    return f"{cause} {duration(h['ago_s'])} ago in step {h['step']}: {h['tokens']} tokens {verb} (rule: {h['rule']})"
+    return f"{cause} {duration(h['ago_s'])} ago in step {h['step']}: {cost} (rule: {h['rule']})"
 
 
 def _moment(h: dict[str, Any]) -> str:

@@ -255,6 +255,7 @@ class Daemon:
         self.metrics.engine(info)
         self.desk.engine_ready(info)
         self._in_force = placeholder_policies(info)
+        self.decisions.pool(info.block_size, info.kv_bytes // info.kv_blocks)
         self.serving.engine_up(info)
         if self.serving.paused:
             self.serving.control("pause", {}, lambda reply: None)

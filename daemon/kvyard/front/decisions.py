@@ -88,6 +88,12 @@ class DecisionLog:
         self._rule = ""
         """The admission policy that last decided."""
         self._preemption = ""
+        self._block = (1, 0)
+        """Tokens and bytes of a KV block; 0 bytes before an engine told."""
+
+    def pool(self, block_size: int, block_bytes: int) -> None:
+        """What a KV block holds and takes, so that a swap's cost can be told in bytes."""
+        self._block = (block_size, block_bytes)
 
     def arrived(self, sequence_id: int, request_id: str, at: float) -> None:
         """A sequence was taken up."""
@@ -119,7 +125,10 @@ class DecisionLog:
             self._note(sequence_id, record, "admitted", cached_tokens=cached, rule=self._rule)
         for p in record.preempted:
             rule = "override" if p.cause == "override" else self._preemption
-            shared = {"cause": p.cause, "how": p.how, "tokens": p.tokens, "rule": rule}
+            shared: dict[str, Any] = {"cause": p.cause, "how": p.how, "tokens": p.tokens, "rule": rule}
+            if p.how == "swap":
+                tokens, size = self._block
+                shared["bytes"] = -(-p.tokens // tokens) * size
             self._note(p.id, record, "preempted", by=p.by, **shared)
             if p.by != p.id:
                 self._note(p.by, record, "made-way", victim=p.id, **shared)
