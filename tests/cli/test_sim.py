@@ -131,7 +131,10 @@ def test_machines(lonely: Cli) -> None:
         (("run", str(AZURE), "--rate", "nan"), "positive factor"),
         (("run", str(AZURE), "-d", "vllm,admission.colour=1"), "this policy has: watermark"),
         (("run", str(AZURE), "--step-tokens", "0"), "--step-tokens is a number of tokens"),
-        (("run", str(AZURE), "--blocks", "0"), "positive number"),
+        (("run", str(AZURE), "--blocks", "0"), "blocks is from 1 to 10,000,000, not 0"),
+        (("run", str(AZURE), "--blocks", "999999999999"), "blocks is from 1 to 10,000,000"),
+        (("run", str(AZURE), "--max-running", "1000000000"), "max_running is from 1 to 100,000"),
+        (("run", str(AZURE), "--until", "nan"), "--until is a positive number"),
         (("compare", str(AZURE), "-d", "none"), "no discipline 'none'"),
     ],
 )

@@ -88,13 +88,22 @@ def test_a_byte_order_mark_is_no_part_of_the_first_column(tmp_path: Path) -> Non
     ("name", "text", "words"),
     [
         ("a.csv", "arrival_s,prompt_tokens\n1,2\n", "request 1: output_tokens is missing"),
-        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2,3\n1,x,3\n", "request 2"),
+        (
+            "a.csv",
+            "arrival_s,prompt_tokens,output_tokens\n1,2,3\n1,x,3\n",
+            "request 2: prompt_tokens is a number, not 'x'",
+        ),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,0,3\n", "at least one prompt token"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n-1,2,3\n", "a time of arrival"),
-        ("a.csv", "arrival_s,prompt_tokens,output_tokens\nnan,2,3\n", "a time of arrival"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\nnan,2,3\n", "arrival_s is a number, not 'nan'"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2.5,3\n", "prompt_tokens is a whole number up to"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,1e30,3\n", "prompt_tokens is a whole number up to"),
+        ("a.jsonl", "[1]\n", "request 1: a line is a JSON object, such as"),
+        ("a.jsonl", '{"timestamp":0,"input_length":null,"output_length":1}\n', "input_length is missing"),
+        ("a.jsonl", '{"timestamp":0,"input_length":5,"output_length":1,"hash_ids":"x"}\n', "hash_ids is a list"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens,max_tokens\n1,2,9,3\n", "more than max_tokens 3"),
         ("a.csv", "arrival_s,prompt_tokens,output_tokens\n", "no arrivals"),
-        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2\n", "request 1"),
+        ("a.csv", "arrival_s,prompt_tokens,output_tokens\n1,2\n", "request 1: output_tokens is missing"),
         ("a.jsonl", '{"timestamp": 1}\n', "input_length is missing"),
         ("a.jsonl", "nonsense\n", "neither CSV nor JSON"),
         ("a.jsonl", '{"timestamp":0,"input_length":600,"output_length":1,"hash_ids":[1]}\n', "do not cover"),
@@ -116,6 +125,11 @@ def test_files_that_are_not_there_and_rates_that_are_none(tmp_path: Path) -> Non
         read_arrivals(path)
     with pytest.raises(ArrivalError, match="positive factor"):
         read_arrivals(AZURE, rate=0)
+    for until in (0, -1, float("nan")):
+        with pytest.raises(ArrivalError, match="--until is a positive number"):
+            read_arrivals(AZURE, until=until)
+    with pytest.raises(ArrivalError, match="--max-tokens is at least 1"):
+        read_arrivals(AZURE, max_tokens=0)
 
 
 def test_jsonl_lines_in_any_order_are_sorted(tmp_path: Path) -> None:

@@ -338,8 +338,9 @@ def _limits(
     """The machine's limits with those that were given; the prefix cache is on where prompts have contents."""
     given = {"blocks": blocks, "max_running": max_running, "max_step_tokens": step_tokens, "swap_blocks": swap_blocks}
     for name, value in given.items():
-        if value is not None and value < (0 if name == "swap_blocks" else 1):
-            least = "0 or more" if name == "swap_blocks" else "a positive number"
+        most = 100_000 if name == "max_running" else 10_000_000
+        if value is not None and not (0 if name == "swap_blocks" else 1) <= value <= most:
+            least = f"from {0 if name == 'swap_blocks' else 1} to {most:,}"
             flag = {"max_step_tokens": "step-tokens"}.get(name, name.replace("_", "-"))
             hint = f"--{flag} is a number of {_COUNTED[name]}"
             raise CliError(f"{name} is {least}, not {value}", hint, USAGE, "bad-params")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,6 +24,9 @@ COLUMNS = (
     "arrival_s", "prompt_tokens", "output_tokens", "max_tokens", "tenant", "priority", "deadline_s"
 )  # fmt: skip
 FIELDS = ("timestamp", "input_length", "output_length", "max_tokens", "hash_ids")
+EXAMPLE = '{"timestamp": 0, "input_length": 100, "output_length": 20}'
+MOST = 10**9
+"""Largest whole number of a file."""
 HASHED_TOKENS = 512
 """Prompt tokens that one id of `hash_ids` stands for."""
 
@@ -73,6 +77,10 @@ def read_arrivals(
     """
     if not 0 < rate < float("inf"):
         raise ArrivalError(f"the rate is a positive factor, not {rate:g}")
+    if until is not None and not until > 0:
+        raise ArrivalError(f"--until is a positive number of seconds, not {until:g}")
+    if max_tokens is not None and max_tokens < 1:
+        raise ArrivalError(f"--max-tokens is at least 1, not {max_tokens}")
     arrivals = []
     for arrival in _read(path, set() if ignored is None else ignored):
         if until is not None and arrival.at >= until:
@@ -96,6 +104,8 @@ def _read(path: Path, ignored: set[str]) -> Iterator[Arrival]:
                 else csv.DictReader(file)
             )
             for number, row in enumerate(rows, 1):
+                if not isinstance(row, dict):
+                    raise ArrivalError(f"{path}, request {number}: a line is a JSON object, such as {EXAMPLE}")
                 ignored.update(str(name) for name in row if name is not None and name not in known)
                 yield _checked(make, row, f"{path}, request {number}")
     except OSError as error:
@@ -109,7 +119,7 @@ def _checked(make: Any, row: Mapping[str, Any], where: str) -> Arrival:  # noqa:
         arrival: Arrival = make(row)
     except KeyError as error:
         raise ArrivalError(f"{where}: {error.args[0]} is missing") from None
-    except (TypeError, ValueError) as error:
+    except _Misstated as error:
         raise ArrivalError(f"{where}: {error}") from None
     if arrival.prompt < 1 or arrival.output < 1 or not 0 <= arrival.at < float("inf"):
         raise ArrivalError(
@@ -120,23 +130,53 @@ def _checked(make: Any, row: Mapping[str, Any], where: str) -> Arrival:  # noqa:
     return arrival
 
 
+class _Misstated(ValueError):
+    """A value is not what its column or field holds."""
+
+
+def _number(row: Mapping[str, Any], name: str) -> float:
+    """A finite number. Raises KeyError where there is none."""
+    value = row[name]
+    if value is None or value == "":
+        raise KeyError(name)
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise _Misstated(f"{name} is a number, not {str(value)[:40]!r}")
+    return number
+
+
+def _whole(row: Mapping[str, Any], name: str, default: int | None = None) -> int:
+    """A whole number; `default` where there is none. Raises KeyError where there is none and no default."""
+    if default is not None and row.get(name) in (None, ""):
+        return default
+    number = _number(row, name)
+    if number != int(number) or abs(number) > MOST:
+        raise _Misstated(f"{name} is a whole number up to {MOST:,}, not {str(row[name])[:40]!r}")
+    return int(number)
+
+
 def _from_row(row: Mapping[str, Any]) -> Arrival:
-    at, deadline = float(row["arrival_s"]), row.get("deadline_s")
+    at = _number(row, "arrival_s")
     return Arrival(
         at=at,
-        prompt=int(row["prompt_tokens"]),
-        output=int(row["output_tokens"]),
-        max_tokens=int(row.get("max_tokens") or 0),
+        prompt=_whole(row, "prompt_tokens"),
+        output=_whole(row, "output_tokens"),
+        max_tokens=_whole(row, "max_tokens", 0),
         tenant=row.get("tenant") or "",
-        priority=int(row.get("priority") or 0),
-        deadline=at + float(deadline) if deadline else None,
+        priority=_whole(row, "priority", 0),
+        deadline=at + _number(row, "deadline_s") if row.get("deadline_s") else None,
     )
 
 
 def _from_mooncake(row: Mapping[str, Any]) -> Arrival:
-    hash_ids = tuple(int(id) for id in row.get("hash_ids", ()))
-    prompt = int(row["input_length"])
+    given = row.get("hash_ids", ())
+    if not isinstance(given, list | tuple) or not all(type(id) is int for id in given):
+        raise _Misstated("hash_ids is a list of whole numbers")
+    hash_ids, prompt = tuple(given), _whole(row, "input_length")
     if hash_ids and len(hash_ids) * HASHED_TOKENS < prompt:
-        raise ValueError(f"{len(hash_ids)} hash ids do not cover {prompt} prompt tokens")
-    at = float(row["timestamp"]) / 1e3
-    return Arrival(at, prompt, int(row["output_length"]), int(row.get("max_tokens") or 0), hash_ids=hash_ids)
+        raise _Misstated(f"{len(hash_ids)} hash ids do not cover {prompt} prompt tokens")
+    at = _number(row, "timestamp") / 1e3
+    return Arrival(at, prompt, _whole(row, "output_length"), _whole(row, "max_tokens", 0), hash_ids=hash_ids)
