@@ -58,7 +58,7 @@ check: $(STAMP)
 test: check
 	$(BIN)/kvyard model pull smollm2-135m
 	OMP_NUM_THREADS=1 KVYARD_TEST_TIME_FACTOR=4 $(BIN)/pytest -m "not alone" --timeout 300 \
-	  --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	  --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 30
 	$(BIN)/pytest -m alone
 
 test-slow: $(STAMP)

@@ -192,7 +192,7 @@ def test_keys_stand_nowhere(guarded: Guarded) -> None:
     assert str(guarded.file) in said
 
 
-def test_a_reader_that_stops_is_cut_by_bytes_and_holds_no_kv(guarded: Guarded) -> None:
+def test_DISCONNECT_07_a_reader_that_stops_is_cut_by_bytes_and_holds_no_kv(guarded: Guarded) -> None:
     """Some megabytes of a stream that nobody reads lie in the kernel's buffers; what is more stays in the daemon."""
     running = guarded.running
     cuts = _cuts(guarded)

@@ -150,7 +150,7 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 def test_two_hundred_requests_of_a_small_model_equal_their_solo_runs(quick: Path, dtype: str) -> None:
     prove(QUICK, dtype, quick)
 

@@ -37,6 +37,7 @@ CHANGES = [
 
 
 @pytest.mark.timeout(240)
+@pytest.mark.slow
 def test_swaps_under_load_lose_nothing_and_change_no_logit(default_model: Path) -> None:
     wanted = wishes(28, seed=61, output=(6, 14))
 

@@ -22,7 +22,8 @@ from tests.tui.screen import socket_dir
 
 ROOT = Path(__file__).parents[2]
 BUSY_LIMIT = 0.25
-IDLE_LIMIT = 0.03
+IDLE_LIMIT = 0.08
+"""It takes 2 to 5 %, as a machine's wake-ups cost; what is looked for is work that never ends."""
 needs_tmux = pytest.mark.skipif(shutil.which("tmux") is None, reason="tmux is not installed (apt-get install tmux)")
 
 

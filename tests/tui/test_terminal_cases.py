@@ -104,6 +104,7 @@ def leave(term: Terminal) -> None:
     assert term.tmux("display-message", "-p", "-t", "t", "#{alternate_on}#{mouse_any_flag}").strip() == "00"
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("seconds", [4, pytest.param(30, marks=pytest.mark.slow)])
 def test_TUI_03_a_busy_daemon_costs_it_a_quarter_of_a_core(running: DaemonProcess, seconds: int) -> None:
     """150 requests that run, a step record for every step; then idle; and what it shows is never behind."""
