@@ -177,7 +177,8 @@ async def test_FAIR_06_an_urgent_request_takes_a_place_from_a_lesser_one(
         records.clear()
         lesser = [await crowd.send(prompt(seed, 8), 400, **SHOWN, priority=10) for seed in range(4)]
         await asyncio.to_thread(wait_until, lambda: steps_with(records, lesser) >= 20, 30, "step 20")
-        urgent = await crowd.send(prompt(99, 8), 4, **SHOWN, priority=0)
+        # Long enough to be seen in the list of requests on a busy machine too.
+        urgent = await crowd.send(prompt(99, 8), 60, **SHOWN, priority=0)
         answers = [(await task).json() for task in crowd.tasks]
         await asyncio.to_thread(records.wait_for, [*lesser, urgent])
     finally:
