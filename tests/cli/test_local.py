@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,16 @@ class TestKey:
         for words in (("config", "check"), ("serve",)):
             done = lonely(*words, KVYARD_API_KEY_FILE=str(file))
             assert done.status == 6 and "line 1" in done.err and "nonsense" not in done.err, done
+
+    def test_a_pipe_is_refused_at_once(self, lonely: Cli, tmp_path: Path) -> None:
+        pipe = tmp_path / "pipe"
+        os.mkfifo(pipe)
+        for words in (("key", "new", "ann", "--file", str(pipe)), ("key", "list", str(pipe))):
+            done = lonely(*words)
+            assert done.status == 1 and "no regular file" in done.err and "sha256" not in done.out, done
+        for variable in ("KVYARD_API_KEY_FILE", "KVYARD_CONFIG"):
+            done = lonely("serve", **{variable: str(pipe)})
+            assert done.status == 6 and f"{pipe}: it is no regular file" in done.err, done
 
     def test_config_show_tells_the_path_alone(self, lonely: Cli, tmp_path: Path) -> None:
         file = tmp_path / "keys"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,11 @@ class TestClientSocket:
         file = tmp_path / "kvyard.toml"
         file.write_text(text)
         environ = {"KVYARD_CONFIG": str(file), "XDG_RUNTIME_DIR": str(tmp_path)}
+        assert paths.client_socket(None, environ) == tmp_path / "kvyard" / "kvyard.sock"
+
+    def test_a_pipe_is_passed_over_at_once(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "kvyard.toml")
+        environ = {"KVYARD_CONFIG": str(tmp_path / "kvyard.toml"), "XDG_RUNTIME_DIR": str(tmp_path)}
         assert paths.client_socket(None, environ) == tmp_path / "kvyard" / "kvyard.sock"
 
 

@@ -234,6 +234,21 @@ class TestFiles:
         with pytest.raises(SettingsError, match="cannot read"):
             load_settings(config=tmp_path / "none.toml")
 
+    def test_a_pipe_is_refused_at_once(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        pipe = tmp_path / "kvyard" / "kvyard.toml"
+        pipe.parent.mkdir()
+        os.mkfifo(pipe)
+        assert check_file(pipe) == [f"cannot read the configuration {pipe}: it is no regular file"]
+        monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))  # where nobody has named it
+        for named in (None, pipe):
+            with pytest.raises(SettingsError, match="no regular file"):
+                load_settings(config=named)
+
+    def test_a_file_has_an_end(self, tmp_path: Path) -> None:
+        (tmp_path / "k.toml").write_text("#" * ((1 << 20) + 1))
+        (problem,) = check_file(tmp_path / "k.toml")
+        assert "larger than 1048576 bytes" in problem
+
     def test_an_empty_file_is_good(self, tmp_path: Path) -> None:
         (tmp_path / "k.toml").touch()
         assert check_file(tmp_path / "k.toml") == []

@@ -11,6 +11,7 @@ import typer
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption
 from kvyard.cli.output import say, say_json, table
+from kvyard.control.regular_file import open_regular
 
 FileArgument = Annotated[Path, typer.Argument(help="A file of keys, as the setting api_key_file names it.")]
 
@@ -69,8 +70,7 @@ def list_(file: FileArgument, json: JsonOption = False) -> None:
 def _append(file: Path, name: str, line: str) -> None:
     hint = "nothing was written; choose another name or file"
     try:
-        descriptor = os.open(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        with os.fdopen(descriptor, "r+b") as opened:
+        with open_regular(file, os.O_RDWR | os.O_APPEND | os.O_CREAT, "r+b") as opened:
             text = opened.read()
             if any(old.strip().startswith(name.encode() + b":") for old in text.splitlines()):
                 raise CliError(f"{file} has a key of the name {name!r} already", hint, code="keys")

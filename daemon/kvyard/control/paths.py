@@ -10,6 +10,8 @@ import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 
+from kvyard.control.regular_file import read_text
+
 SYSTEM_SOCKET = Path("/run/kvyard/kvyard.sock")
 SYSTEM_CONFIG = Path("/etc/kvyard/kvyard.toml")
 
@@ -34,7 +36,14 @@ def config_files(explicit: Path | None = None, environ: Mapping[str, str] = os.e
     if named := environ.get("KVYARD_CONFIG"):
         return [Path(named).expanduser()]
     home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME", "/")) / ".config")
-    return [path for path in (SYSTEM_CONFIG, home / "kvyard" / "kvyard.toml") if path.is_file()]
+    return [path for path in (SYSTEM_CONFIG, home / "kvyard" / "kvyard.toml") if _there(path)]
+
+
+def _there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a folder that is closed to this user
+        return False
 
 
 def client_socket(explicit: Path | None = None, environ: Mapping[str, str] = os.environ) -> Path:
@@ -57,7 +66,7 @@ def client_socket(explicit: Path | None = None, environ: Mapping[str, str] = os.
 def _configured_socket(environ: Mapping[str, str]) -> Path | None:
     for path in reversed(config_files(None, environ)):
         try:
-            value = tomllib.loads(path.read_text(encoding="utf-8")).get("socket")
+            value = tomllib.loads(read_text(path)).get("socket")
         except (OSError, ValueError):
             continue
         if isinstance(value, str):

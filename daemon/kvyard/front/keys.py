@@ -11,11 +11,12 @@ import hmac
 import os
 import re
 import secrets
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
+
+from kvyard.control.regular_file import open_regular
 
 PREFIX: Final = "kv-"
 _SECRET_BYTES: Final = 32
@@ -72,12 +73,8 @@ def read_keys(path: Path) -> list[ApiKey]:
 
 
 def _content(path: Path) -> bytes:
-    # Opened without waiting: a named pipe has nothing to read until somebody writes.
-    with open(path, "rb", opener=lambda name, flags: os.open(name, flags | os.O_NONBLOCK | os.O_CLOEXEC)) as file:
-        mode = os.fstat(file.fileno()).st_mode
-        if not stat.S_ISREG(mode):
-            raise KeyFileError(f"cannot read the API keys {path}: it is no regular file")
-        if mode & _OTHERS_MAY_WRITE:
+    with open_regular(path) as file:
+        if os.fstat(file.fileno()).st_mode & _OTHERS_MAY_WRITE:
             raise KeyFileError(f"everybody may write to {path}, and so let themselves in: chmod o-w {path}")
         content = file.read(MOST_BYTES + 1)
     if len(content) > MOST_BYTES:

@@ -20,6 +20,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import BaseSettings, EnvSettingsSource, PydanticBaseSettingsSource, SettingsConfigDict
 
 from kvyard.control.paths import config_files, default_socket
+from kvyard.control.regular_file import read_text
 
 Change = Literal["live", "restart"]
 PREFIX = "KVYARD_"
@@ -258,8 +259,7 @@ def _build(values: dict[str, Any], origins: dict[str, str], problems: list[str])
 
 def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        values = tomllib.loads(text)
+        values = tomllib.loads(read_text(path))
     except OSError as error:
         problems.append(f"cannot read the configuration {path}: {error.strerror or error}")
         return {}
