@@ -105,7 +105,8 @@ def wait_until(condition: Callable[[], object], timeout: float, what: str) -> No
 
 def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, str]:
     """An environment in which the daemon leaves nothing outside `folder` but its model and weight caches."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("KVYARD_TEST_FAULTS")}
+    hooks = ("KVYARD_TEST_FAULTS", "KVYARD_TEST_CONDUCT", "KVYARD_TEST_SCRIPT")
+    kept = {name: value for name, value in os.environ.items() if name not in hooks}
     return {**kept, "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder), **(extra or {})}
 
 

@@ -11,6 +11,7 @@ The variable holds a JSON list of faults, each with
     once     a file that must not exist and is created by the fault: so it happens once over restarts
 
 KVYARD_TEST_CONDUCT holds a JSON object of `ConductLimits`, so that starving shows within a test's time.
+`kvyard.engine.scripted` has a hook for the tokens themselves.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from kvyard.engine.policies import Loader
 from kvyard.engine.pool_size import PoolSize, pool_size
 from kvyard.engine.recorder import Recorder
 from kvyard.engine.sampler import Sampler
+from kvyard.engine.scripted import make_sampler
 from kvyard.link.messages import PROTOCOL, EngineInfo, Loading, Refused, Start
 from kvyard.link.progress import EnginePhase, ProgressPage
 from kvyard.logs import configure
@@ -168,7 +169,7 @@ def assemble(
         scheduler=scheduler,
         backend=loaded.backend,
         sampler=sampler
-        or Sampler(loaded.config.vocab_size, loaded.eos_ids, 2 * start.max_running, hashes=start.deterministic),
+        or make_sampler(loaded.config.vocab_size, loaded.eos_ids, 2 * start.max_running, hashes=start.deterministic),
         page=page,
         recorder=recorder,
         controls=Controls(scheduler, loader, recorder),
