@@ -66,7 +66,7 @@ def test_the_first_script_that_fits_counts_and_a_slots_next_user_is_free() -> No
 
 
 def test_hashes_logprobs_ends_and_penalties_are_those_of_the_tokens_given() -> None:
-    asked = Sampling(seed=1, temperature=0.0, logprobs=2, frequency_penalty=1.0, stop_token_ids=[7])
+    asked = Sampling(seed=1, temperature=0.0, logprobs=2, frequency_penalty=1.0, stop_token_ids=(7,))
     by_script, by_bias = scripted(Script(MARK, [9, 7])), plain()
     for sampler in (by_script, by_bias):
         sampler.bind(0, asked, 0, PROMPT, EMPTY)

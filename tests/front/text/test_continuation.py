@@ -127,6 +127,17 @@ def test_min_tokens_holds_stop_strings_back(support: TextSupport) -> None:
     assert (text, continuation.count) == (" a a a ", 4)
 
 
+def test_a_stop_string_that_began_before_min_tokens_is_hidden_whole(support: TextSupport) -> None:
+    tokens = ids(support, "a red door opens")
+    assert [support.tokenizer.token_text(token) for token in tokens[:3]] == ["a", " red", " door"]
+    for least in (2, 3):
+        continuation = new(support, "red door", min_tokens=least)
+        assert drive(continuation, one_by_one(tokens, "length")) == ("a ", True)
+        assert continuation.count == 3
+    continuation = new(support, "red door", min_tokens=4)
+    assert drive(continuation, one_by_one(tokens, "length")) == ("a red door opens", False)
+
+
 def test_LOGPROB_08_entries_go_with_their_tokens_not_with_the_text(support: TextSupport) -> None:
     tokens = ids(support, "a red door opens")
     continuation = new(support, "red door")
@@ -150,6 +161,17 @@ def test_offsets_point_at_each_tokens_text(support: TextSupport) -> None:
     piece = continuation.take()
     spelt = [support.tokenizer.token_text(token) for token in piece.tokens]
     assert [text[at : at + len(each)] for at, each in zip(piece.offsets, spelt, strict=True)] == spelt
+
+
+def test_offsets_behind_a_character_that_stays_incomplete(support: TextSupport) -> None:
+    first, plain = ids(support, "🙂")[0], ids(support, "A")[0]
+    continuation = new(support)
+    continuation.accept(Delta(0, [plain, first, plain, first, *ids(support, "🙂"), plain], finish="length"))
+    piece = continuation.take()
+    assert piece.text == "A\ufffdA\ufffd🙂A"
+    spelt = [(at, support.tokenizer.token_text(token)) for at, token in zip(piece.offsets, piece.tokens, strict=True)]
+    assert [at for at, text in spelt if text == "A"] == [0, 2, 5]
+    assert piece.offsets[4] == 4
 
 
 def test_an_error_is_kept(support: TextSupport) -> None:

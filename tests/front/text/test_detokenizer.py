@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.front.text.detokenizer import Detokenizer
@@ -54,6 +55,45 @@ def test_any_ids_of_the_model_decode_alike_at_once_and_one_by_one(tokenizer: Tok
     assert one_by_one == tokenizer.decode(ids)
     hiding = Detokenizer(tokenizer.token_bytes, tokenizer.special_ids)
     assert "".join(hiding.feed(i) for i in ids) + hiding.finish() == tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@given(
+    st.lists(st.sampled_from([b"\xe2", b"\x82", b"\xac", b"\xf0", b"\x9f", b"A", b"AB", b"\xff", b""]), max_size=12)
+)
+def test_a_token_that_breaks_a_character_is_told_before(tokens: list[bytes]) -> None:
+    """Its text begins with the U+FFFD of the bytes before it exactly then."""
+    detokenizer = Detokenizer(tokens.__getitem__)
+    for at, token in enumerate(tokens):
+        left = b"".join(tokens[:at]).decode("utf-8", "replace")
+        without = b"".join(tokens[:at]).decode("utf-8", "ignore")
+        held = detokenizer.breaks(at)
+        text = detokenizer.feed(at)
+        if held:
+            assert text.startswith("\ufffd")
+            assert left.endswith("\ufffd")
+            assert len(left) > len(without)
+        elif token[:1].isalpha() and token[:1].isascii():
+            assert text == token.decode()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "broken"),
+    [
+        ((b"\xe2", b"A"), [False, True]),
+        ((b"\xe2", b"\x82", b"\xac"), [False, False, False]),
+        ((b"\xef\xbf", b"\xbd"), [False, False]),  # a U+FFFD that the model wrote
+        ((b"\xe0", b"\x80"), [False, True]),
+        ((b"\xff", b"\xfe", b"A"), [False, False, False]),
+        ((b"\xf0\x9f", b"", b"\xf0\x9f"), [False, False, True]),
+    ],
+)
+def test_which_tokens_break_a_character(tokens: tuple[bytes, ...], broken: list[bool]) -> None:
+    detokenizer = Detokenizer(tokens.__getitem__)
+    told = []
+    for at in range(len(tokens)):
+        told.append(detokenizer.breaks(at))
+        detokenizer.feed(at)
+    assert told == broken
 
 
 def test_TEXT_02_a_long_run_of_byte_tokens_stays_whole() -> None:

@@ -59,6 +59,35 @@ def test_no_more_is_held_back_than_could_become_a_stop_string(stops: list[str], 
         assert held == longest
 
 
+@given(data=st.data())
+def test_what_is_passed_over_is_shown_and_what_ends_later_is_found(data: st.DataObject) -> None:
+    """Against a search of the whole text: the first end behind what was fed without `ends`, the longest there."""
+    stops = data.draw(st.lists(st.text("abc", min_size=1, max_size=4), min_size=1, max_size=4))
+    before = data.draw(st.lists(st.text("abc", max_size=4), max_size=4))
+    behind = data.draw(st.lists(st.text("abc", max_size=4), max_size=4))
+    scanner = StopStrings(stops).scanner()
+    shown, stop = "", None
+    for piece, ends in [*((piece, False) for piece in before), *((piece, True) for piece in behind)]:
+        text, stop = scanner.feed(piece, ends=ends)
+        shown += text
+        if stop is not None:
+            break
+    whole, start = "".join(before + behind), len("".join(before))
+    for end in range(start + 1, len(whole) + 1):
+        if found := max((each for each in stops if whole[:end].endswith(each)), key=len, default=""):
+            assert (shown, stop) == (whole[: end - len(found)], found)
+            return
+    assert (shown + scanner.flush(), stop) == (whole, None)
+
+
+def test_what_is_passed_over_is_not_held_back_unless_it_goes_on() -> None:
+    scanner = StopStrings(["END", "D go"]).scanner()
+    assert scanner.feed("the END", ends=False) == ("the EN", None)
+    assert scanner.feed(" of") == ("D of", None)
+    scanner = StopStrings(["END"]).scanner()
+    assert scanner.feed("the END", ends=False) == ("the END", None)
+
+
 def test_TEXT_05_inside_a_token_and_across_tokens() -> None:
     assert run(["ne"], ["a ", "nest"]) == (["a ", ""], "ne")
     assert run(["d bl"], ["red", " blue"]) == (["re", ""], "d bl")

@@ -108,6 +108,6 @@ class LogprobFormat:
         offsets: list[int] = []
         at = -added
         for token in ids:
-            offsets.append(max(at, 0))
+            offsets.append(max(at + detokenizer.breaks(token), 0))
             at += len(detokenizer.feed(token))
         return offsets

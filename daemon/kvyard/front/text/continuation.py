@@ -102,7 +102,7 @@ class Continuation:
     def _note(self, token: int, logprobs: TokenLogprobs | None, digest: int | None) -> None:
         pending = self._pending
         pending.tokens.append(token)
-        pending.offsets.append(self._chars)
+        pending.offsets.append(self._chars + self._detokenizer.breaks(token))
         if logprobs is not None:
             pending.logprobs.append(logprobs)
         if digest is not None:
@@ -120,10 +120,10 @@ class Continuation:
     def _show(self, text: str) -> bool:
         """Add text; True when a stop string ended the continuation in it."""
         self._chars += len(text)
-        if self._scanner is None or self.count < self._min_tokens:
+        if self._scanner is None:
             self._pending.text += text
             return False
-        shown, stop = self._scanner.feed(text)
+        shown, stop = self._scanner.feed(text, ends=self.count >= self._min_tokens)
         self._pending.text += shown
         if stop is None:
             return False

@@ -89,15 +89,22 @@ class StopScanner:
         self._node = root
         self._held = ""
 
-    def feed(self, text: str) -> Found:
-        """More text. After a stop string was found the scanner is not fed again."""
+    def feed(self, text: str, *, ends: bool = True) -> Found:
+        """More text. After a stop string was found the scanner is not fed again.
+
+        Without `ends` one that is complete in this text is passed over, but one that begins here may end later.
+        """
         root, node = self._root, self._node
         for at, char in enumerate(text):
             node = _step(node, char, root)
-            if node.stop is not None:
+            if node.stop is None:
+                continue
+            if ends:
                 shown = self._held + text[: at + 1]
                 self._held = ""
                 return Found(shown[: len(shown) - len(node.stop)], node.stop)
+            while not node.next and node.fail is not None:
+                node = node.fail  # nothing goes on from here: no reason to hold it back
         self._node = node
         whole = self._held + text
         cut = len(whole) - node.depth
