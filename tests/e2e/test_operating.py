@@ -159,6 +159,23 @@ def test_show_takes_no_word_for_a_kind(running: DaemonProcess) -> None:
     assert running.cli("policy", "show", "discipline/sglang").stdout.startswith("discipline sglang")
 
 
+def test_show_says_what_is_in_charge_and_what_is_not(running: DaemonProcess, client: Client) -> None:
+    client.call("policy.set", {"kind": "admission", "params": {"aging": 7}})
+    own = client.call("policy.show", {"kind": "discipline", "name": "kvyard"})
+    aging = next(param for param in own["parts"]["admission"]["parameters"] if param["name"] == "aging")
+    assert own["in_charge"] and aging["value"] == 7 != aging["default"]
+    other = client.call("policy.show", {"kind": "discipline", "name": "vllm"})
+    assert not other["in_charge"] and other["parts"]["admission"]["parameters"]
+    assert client.call("policy.show", {"kind": "admission", "name": "aging"})["in_charge"]
+    for kind in ("discipline", "admission", "preemption", "prefill"):
+        lines = running.cli("policy", "show", f"{kind}/builtin").stdout.splitlines()
+        assert lines[0].startswith(f"{kind} builtin ") and lines[1] == "  not in charge"
+    client.call("policy.swap", {"kind": "discipline", "name": "builtin", "params": {}})
+    assert client.call("policy.show", {"kind": "discipline", "name": "builtin"})["in_charge"]
+    assert client.call("policy.show", {"kind": "prefill", "name": "builtin"})["in_charge"]
+    assert not client.call("policy.show", {"kind": "discipline", "name": "kvyard"})["in_charge"]
+
+
 def test_not_ready_while_paused(running: DaemonProcess, client: Client) -> None:
     assert running.get("/ready").status_code == 200
     client.call("pause")

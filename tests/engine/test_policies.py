@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
-from kvyard.engine.policies import Loader, describe_policy
+from kvyard import __version__
+from kvyard.engine.policies import Loader, describe_builtin, describe_policy
+from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
 
@@ -69,3 +71,12 @@ def test_a_disciplines_parameters_name_their_kind(params: dict[str, object]) -> 
 def test_a_disciplines_other_parameters_are_refused(params: dict[str, object]) -> None:
     with pytest.raises(ParamError, match="name the kind as in admission"):
         Loader().candidate("discipline", "vllm", params, [])
+
+
+def test_the_built_ins_are_described_without_being_in_charge() -> None:
+    for kind in KINDS:
+        shown = describe_builtin(kind, Loader())
+        assert (shown["kind"], shown["name"], shown["version"]) == (kind, BUILTIN, __version__)
+        assert shown["doc"] and shown["params"] == []
+    parts = describe_builtin("discipline", Loader())["parts"]
+    assert {kind: part["name"] for kind, part in parts.items()} == dict.fromkeys(KINDS, BUILTIN)

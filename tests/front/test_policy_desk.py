@@ -9,9 +9,9 @@ import pytest
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
-from kvyard.front.policy_listing import BUILTIN
 from kvyard.front.quarantine import Quarantine
 from kvyard.link.messages import Ejected, Reply
+from kvyard.policy.base import BUILTIN
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 

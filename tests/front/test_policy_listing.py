@@ -6,7 +6,8 @@ import pytest
 from kvyard import __version__
 from kvyard.control.schema import PolicyRow, QuarantineEntry
 from kvyard.front import policy_listing
-from kvyard.front.policy_listing import BUILTIN, installed_version, listing, no_such_kind
+from kvyard.front.policy_listing import describe_installed, installed_version, listing, no_such_kind
+from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.registry import Installed, Listing
 
 
@@ -49,6 +50,20 @@ def test_a_name_where_a_kind_belongs() -> None:
     assert (error.code, error.message) == ("bad-kind", "'sglang' is not a kind of policy")
     assert error.hint.startswith("did you mean discipline/sglang or ")
     assert "admission/sglang" in error.hint
+
+
+def test_the_built_in_is_a_name_too() -> None:
+    assert no_such_kind(BUILTIN).hint.startswith("did you mean discipline/builtin or admission/builtin or ")
+
+
+async def test_a_disciplines_parts_with_their_parameters() -> None:
+    shown = await describe_installed("discipline", "kvyard", parts=True)
+    assert tuple(shown["parts"]) == KINDS
+    admission = shown["parts"]["admission"]
+    values = {param["name"]: (param["value"], param["default"]) for param in admission["parameters"]}
+    assert values and all(values[name][0] == value for name, value in admission["params"].items())
+    plain = await describe_installed("discipline", "kvyard")
+    assert plain["parts"]["admission"] == {"name": admission["name"], "params": admission["params"]}
 
 
 def test_a_word_that_names_nothing() -> None:

@@ -22,27 +22,41 @@ def shown_lines(shown: dict[str, Any]) -> list[str]:
 def discipline_lines(shown: dict[str, Any]) -> list[str]:
     """A discipline and its parts."""
     lines = [f"discipline {clean(str(shown.get('name', '')))}  ({clean(str(shown.get('distribution', '?')))})"]
+    lines += _in_charge(shown)
     lines += [f"  {clean(line.strip())}" for line in str(shown.get("doc", "")).splitlines() if line.strip()]
-    head = ("KIND", "POLICY", "PARAMETERS")
-    rows = [
-        (kind, str(part["name"]), " ".join(f"{name}={scalar(value)}" for name, value in part["params"].items()))
-        for kind, part in shown["parts"].items()
-    ]
-    return lines + ["  " + line for line in table(head, rows)]
+    for kind, part in shown["parts"].items():
+        lines += [
+            "",
+            f"  {clean(kind)} {clean(str(part['name']))}",
+            *_parameters(part.get("parameters") or [], "    "),
+        ]
+        if part.get("problem"):
+            lines.append(f"    ! {clean(str(part['problem']))}")
+    return lines
 
 
 def part_lines(part: dict[str, Any]) -> list[str]:
     """A policy and its parameters."""
-    known = {"kind", "name", "version", "distribution", "api", "doc", "params", "installed"}
+    known = {"kind", "name", "version", "distribution", "api", "doc", "params", "installed", "in_charge"}
     head = f"{part.get('kind', '')} {part.get('name', '')} {part.get('version', '')}"
     lines = [f"{clean(head)}  ({clean(str(part.get('distribution', '?')))}, API {clean(str(part.get('api', '?')))})"]
+    lines += _in_charge(part)
     lines += [f"  {clean(line.strip())}" for line in str(part.get("doc", "")).splitlines() if line.strip()]
     params = part.get("params") or []
-    if params and isinstance(params, list):
-        head_row = ("PARAMETER", "VALUE", "DEFAULT", "ACCEPTS", "CHANGE", "WHAT IT IS")
-        lines += ["  " + line for line in table(head_row, [_param_row(param) for param in params])]
+    if isinstance(params, list):
+        lines += _parameters(params, "  ")
     rest = {name: value for name, value in part.items() if name not in known}
     return lines + ["  " + line for line in outline(rest)]
+
+
+def _in_charge(shown: dict[str, Any]) -> list[str]:
+    word = {True: "in charge", False: "not in charge"}.get(shown.get("in_charge", ""))
+    return [f"  {word}"] if word else []
+
+
+def _parameters(params: list[dict[str, Any]], pad: str) -> list[str]:
+    head = ("PARAMETER", "VALUE", "DEFAULT", "ACCEPTS", "CHANGE", "WHAT IT IS")
+    return [pad + line for line in table(head, [_param_row(param) for param in params])] if params else []
 
 
 def _param_row(param: dict[str, Any]) -> tuple[str, ...]:

@@ -321,7 +321,8 @@ METHODS: tuple[Method, ...] = (
         "viewer",
         {"kind": "kind or empty", "name": "name or empty for those in charge"},
         "object",
-        "What is really in force: parameters, chunking, prefix reuse, victims' way, reserve.",
+        "What is really in force: parameters, chunking, prefix reuse, victims' way, reserve; with a name, that "
+        "policy or discipline, and whether it is in charge.",
     ),
     Method(
         "policy.swap",

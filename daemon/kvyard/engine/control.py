@@ -9,7 +9,7 @@ from kvyard.core.advice import Exit
 from kvyard.core.guard import Fault
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SwapBusy, SwapTicket
-from kvyard.engine.policies import Loader, describe_policy
+from kvyard.engine.policies import Loader, describe_builtin, describe_policy
 from kvyard.engine.recorder import Recorder
 from kvyard.link.messages import Control, Ejected, PolicyState, Reply
 from kvyard.policy.base import KINDS, Kind, Policy
@@ -41,6 +41,7 @@ class Controls:
         self._changing: tuple[int, SwapTicket, dict[str, Any]] | None = None
         self._methods: dict[str, Callable[[Control], dict[str, Any] | None]] = {
             "policies": lambda message: self._policies(),
+            "builtin": lambda message: describe_builtin(str(message.params["kind"]), self._loader),
             "swap": self._swap,
             "set": self._set,
             "pause": lambda message: self._pause(True),

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
+from kvyard import __version__
+from kvyard.core import builtin
 from kvyard.core.advice import PolicySet, builtin_set
-from kvyard.core.builtin import BUILTIN
 from kvyard.policy import registry
-from kvyard.policy.base import KINDS, Kind, Policy
+from kvyard.policy.base import BUILTIN, KINDS, Kind, Policy
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
 
@@ -40,8 +41,8 @@ class Loader:
         return {kind: self._one(kind, name, params, blocked)}, {kind: name}, None
 
     def _discipline(self, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
-        if name == "builtin":
-            return {kind: BUILTIN[kind]() for kind in KINDS}, dict.fromkeys(KINDS, "builtin"), "builtin"
+        if name == BUILTIN:
+            return {kind: builtin.BUILTIN[kind]() for kind in KINDS}, dict.fromkeys(KINDS, BUILTIN), BUILTIN
         parts = registry.load_discipline(name).parts
         given = _by_kind(params)
         changes: dict[Kind, Policy] = {}
@@ -57,8 +58,8 @@ class Loader:
             raise RegistryError(
                 f"{kind}/{name} is in quarantine; `kvyard policy release {kind}/{name}` lets it be loaded again"
             )
-        if name == "builtin":
-            return BUILTIN[kind](**params)
+        if name == BUILTIN:
+            return builtin.BUILTIN[kind](**params)
         loaded = registry.load(kind, name, dict(params))
         self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
         self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}", loaded.version)]
@@ -98,7 +99,7 @@ class Loader:
                 policy = self._one(kind, name, params, blocked)
             except Exception as error:
                 log.error("policy.unusable", kind=kind, name=name, problem=str(error))
-                policy, name = BUILTIN[kind](), "builtin"
+                policy, name = builtin.BUILTIN[kind](), BUILTIN
             policies = policies.replaced({kind: policy}, {kind: name}, None)
         return policies
 
@@ -129,7 +130,7 @@ def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> dict[str, Any]:
     """What `policy show` says of a policy in charge."""
-    distribution, version = loader.origins.get(f"{kind}/{name}", ("kvyard", ""))
+    distribution, version = loader.origins.get(f"{kind}/{name}", ("kvyard", __version__))
     return {
         "kind": kind,
         "name": name,
@@ -140,3 +141,16 @@ def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> di
         "doc": (type(policy).__doc__ or "").strip(),
         "params": policy.params.describe(),
     }
+
+
+def describe_builtin(kind: str, loader: Loader) -> dict[str, Any]:
+    """What `policy show` says of a built-in, or of the discipline of all three, in charge or not."""
+    if kind != "discipline":
+        which = cast(Kind, kind)
+        return describe_policy(which, BUILTIN, builtin.BUILTIN[which](), loader)
+    part = {"name": BUILTIN, "params": {}, "parameters": []}
+    doc = "The policies that take over when others are put out; they cannot be removed."
+    parts = {each: dict(part) for each in KINDS}
+    return {
+        "kind": kind, "name": BUILTIN, "distribution": "kvyard", "version": __version__, "doc": doc, "parts": parts,
+    }  # fmt: skip

@@ -45,7 +45,7 @@ from kvyard.link.messages import (
 )
 from kvyard.link.record import StepRecord
 from kvyard.logs import configure
-from kvyard.policy.base import KINDS
+from kvyard.policy.base import BUILTIN, KINDS
 
 log = structlog.get_logger(__name__)
 
@@ -360,13 +360,26 @@ class Daemon:
         if kind not in ("", "discipline", *KINDS):
             raise await asyncio.to_thread(no_such_kind, kind)
         in_charge = {(str(p["kind"]), str(p["name"])) for p in self._in_force}
-        if name and (kind, name) not in in_charge:
-            return await describe_installed(kind, name)
+        in_charge.add(("discipline", self.desk.in_charge.named or ""))
+        if name and (kind == "discipline" or (kind, name) not in in_charge):
+            shown = await self._described(kind, name)
+            return {**shown, "in_charge": (kind, name) in in_charge}
         answer = await self.desk.ask("policies", {})
         rows = [p for p in answer["policies"] if kind in ("", "discipline", p["kind"])]
         now = self.desk.in_charge
         words = {"discipline": now.named or "mixed", "changed": now.changed}
-        return rows[0] if name else {**answer, **words, "policies": rows}
+        return {**rows[0], "in_charge": True} if name else {**answer, **words, "policies": rows}
+
+    async def _described(self, kind: str, name: str) -> dict[str, Any]:
+        """A policy that is not in charge, or a discipline; its parameters are those in force where it is."""
+        if name == BUILTIN:
+            return await self.desk.ask("builtin", {"kind": kind})
+        shown = await describe_installed(kind, name, parts=True)
+        if kind == "discipline" and name == self.desk.in_charge.named:
+            answer = await self.desk.ask("policies", {})
+            for row in answer["policies"]:
+                shown["parts"][row["kind"]]["parameters"] = row["params"]
+        return shown
 
     async def policy_swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Put another policy (or `kind` discipline) in charge; returns when it is."""

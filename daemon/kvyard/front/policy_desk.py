@@ -14,10 +14,10 @@ from typing import Any, Protocol
 from kvyard.control.schema import QuarantineEntry, SwapResult
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
-from kvyard.front.policy_listing import BUILTIN, installed_version, vet
+from kvyard.front.policy_listing import installed_version, vet
 from kvyard.front.quarantine import Quarantine, concerns
 from kvyard.link.messages import Ejected, EngineInfo, Reply
-from kvyard.policy.base import KINDS
+from kvyard.policy.base import BUILTIN, KINDS
 
 CHANGE_TIMEOUT_S = 30.0
 

@@ -15,15 +15,11 @@ from kvyard import __version__
 from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
 from kvyard.front.operations import OperationError
 from kvyard.front.quarantine import concerns
-from kvyard.policy.base import API, KINDS
+from kvyard.policy.base import API, BUILTIN, KINDS
 from kvyard.policy.discovery import OWN_DISTRIBUTION, discover
 from kvyard.policy.registry import list_policies
 
 SCRATCH_LIMIT_S = 20.0
-BUILTIN = "builtin"
-"""Name of the policy of each kind that takes over when another is put out; it cannot be removed."""
-
-
 BUILTIN_DOC = "A part of the core that takes over when a policy is put out; see docs/policies.md."
 
 
@@ -64,6 +60,7 @@ def listing(active: Mapping[tuple[str, str], str], quarantined: list[QuarantineE
 def no_such_kind(word: str) -> OperationError:
     """What to say to `policy show WORD`, where WORD may be the name of something."""
     named = [f"{kind}/{name}" for kind, name in discover().offers if name == word]
+    named += [f"{kind}/{BUILTIN}" for kind in ("discipline", *KINDS) if word == BUILTIN]
     named.sort(key=lambda text: not text.startswith("discipline/"))
     kinds = f"write a kind (discipline, {', '.join(KINDS)}), KIND/NAME, discipline/NAME, or nothing"
     hint = f"did you mean {' or '.join(named)}? Otherwise {kinds}" if named else kinds
@@ -91,14 +88,18 @@ async def vet(kind: str, name: str) -> None:
         await vet(part, bundle["name"])
 
 
-async def describe_installed(kind: str, name: str) -> Mapping[str, Any]:
-    """A policy's documentation and parameters, read in a scratch process. Raises OperationError."""
+async def describe_installed(kind: str, name: str, *, parts: bool = False) -> dict[str, Any]:
+    """A policy's documentation and parameters, read in a scratch process. Raises OperationError.
+
+    With `parts` also the parameters of a discipline's parts.
+    """
     process = await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "kvyard.policy.describe",
         kind,
         name,
+        "parts" if parts else "",
         stdin=asyncio.subprocess.DEVNULL,
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.DEVNULL,

@@ -25,6 +25,8 @@ API: tuple[int, int] = (1, 0)
 
 Kind = Literal["admission", "preemption", "prefill"]
 KINDS: tuple[Kind, ...] = ("admission", "preemption", "prefill")
+BUILTIN = "builtin"
+"""Name of the policy of each kind that takes over when another is put out; it cannot be removed."""
 OrderKey = tuple[float, ...]
 Divide = Callable[[Snapshot, Sequence[RequestView], int], Sequence[int]]
 """The form of `PrefillPolicy.divide`."""

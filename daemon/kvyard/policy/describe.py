@@ -1,4 +1,6 @@
-"""`python -m kvyard.policy.describe KIND NAME`: loads one policy and prints what it is, as JSON.
+"""`python -m kvyard.policy.describe KIND NAME [parts]`: loads one policy and prints what it is, as JSON.
+
+With `parts` the policies of a discipline are loaded, too, and their parameters told.
 
 Run in a process of its own, because loading runs the plugin's code.
 """
@@ -7,14 +9,15 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from typing import Any
 
-from kvyard.policy.base import KINDS
-from kvyard.policy.params import ParamError
+from kvyard.policy.base import BUILTIN, KINDS, Kind
+from kvyard.policy.params import ParamError, Value
 from kvyard.policy.registry import RegistryError, load, load_discipline
 
 
-def describe(kind: str, name: str) -> dict[str, Any]:
+def describe(kind: str, name: str, parts: str = "") -> dict[str, Any]:
     """Documentation, origin and parameters of a policy or a discipline. Raises RegistryError, ParamError."""
     if kind == "discipline":
         bundle = load_discipline(name)
@@ -25,7 +28,8 @@ def describe(kind: str, name: str) -> dict[str, Any]:
             "version": bundle.version,
             "doc": bundle.doc,
             "parts": {
-                part: {"name": policy, "params": dict(params)} for part, (policy, params) in bundle.parts.items()
+                part: {"name": policy, "params": dict(params), **(_part(part, policy, params) if parts else {})}
+                for part, (policy, params) in bundle.parts.items()
             },
         }
     if kind not in KINDS:
@@ -42,10 +46,19 @@ def describe(kind: str, name: str) -> dict[str, Any]:
     }
 
 
+def _part(kind: Kind, name: str, params: Mapping[str, Value]) -> dict[str, Any]:
+    if name == BUILTIN:  # the core has it
+        return {"parameters": []}
+    try:
+        return {"parameters": load(kind, name, params).policy.params.describe()}
+    except (RegistryError, ParamError) as error:
+        return {"problem": str(error)}
+
+
 def main() -> None:
     """Entry of the process."""
     try:
-        answer = describe(*sys.argv[1:3])
+        answer = describe(*sys.argv[1:4])
     except (RegistryError, ParamError) as error:
         answer = {"error": str(error), "code": getattr(error, "code", "bad-params")}
     sys.stdout.write(json.dumps(answer))
