@@ -58,11 +58,16 @@ async def run_one(service: Service, text: TextSupport, asked: GenerateCall) -> A
 
 
 async def _prompt(service: Service, text: TextSupport, asked: GenerateCall) -> list[int]:
+    ids = await _ids(service, text, asked)
+    most = text.tokenizer.vocab_size
+    if any(not 0 <= token < most for token in ids):
+        raise OperationError("bad-params", f"token ids are between 0 and {most - 1}")
+    return ids
+
+
+async def _ids(service: Service, text: TextSupport, asked: GenerateCall) -> list[int]:
     limit = max(service.max_model_len, 1)
     if not isinstance(asked.prompt, str):
-        most = text.tokenizer.vocab_size
-        if any(not 0 <= token < most for token in asked.prompt):
-            raise OperationError("bad-params", f"token ids are between 0 and {most - 1}")
         return asked.prompt
     if not asked.chat:
         return await text.encode(asked.prompt, limit=limit)

@@ -212,6 +212,28 @@ class TestFolder:
             self.folder(tmp_path, tokenizer_config={"eos_token": {"content": "<end>"}})
         ).eos_ids == (3,)
 
+    @pytest.mark.parametrize("config", [{"vocab_size": 8}, {"text_config": {"vocab_size": 8}, "vocab_size": 3}])
+    def test_a_model_padded_beyond_its_tokenizer_has_tokens_without_text(
+        self, tmp_path: Path, config: dict[str, object]
+    ) -> None:
+        made = Tokenizer.load(self.folder(tmp_path, config=config))
+        assert made.vocab_size == 8
+        assert made.decode([0, 6, 7, 1]) == "ab"
+        assert made.token_text(7) == ""
+        with pytest.raises(IndexError):
+            made.token_bytes(8)
+
+    def test_a_token_that_the_model_has_no_row_for_is_none_of_its_ids(self, tmp_path: Path) -> None:
+        made = Tokenizer.load(self.folder(tmp_path, config={"vocab_size": 5}))
+        assert made.vocab_size == 5
+        assert made.encode("a<plain tag>") == [0, 5]
+        assert made.decode([5]) == "<plain tag>"
+        assert made.longest_token == len("<plain tag>")
+
+    @pytest.mark.parametrize("stated", [None, 0, -1, "8"])
+    def test_without_a_stated_size_it_is_the_tokenizers(self, tmp_path: Path, stated: object) -> None:
+        assert Tokenizer.load(self.folder(tmp_path, config={"vocab_size": stated})).vocab_size == 6
+
     def test_a_folder_without_a_tokenizer_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(ModelTextError, match=r"no tokenizer\.json"):
             Tokenizer.load(tmp_path)

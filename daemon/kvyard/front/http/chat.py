@@ -45,6 +45,7 @@ async def understand(request: ChatRequest, order_id: str, context: Context) -> O
     # The template writes the begin-of-text token itself where the model wants one.
     ids = await context.encode(text, "messages", add_special_tokens=bool(request.add_special_tokens))
     room = room_for(ids, max_tokens, None, context.service.max_model_len, "messages")
+    context.check_ids(ids, "messages")
     return make_order(order_id, request, [Prompt(ids, text, room)], n, n, shown, context)
 
 

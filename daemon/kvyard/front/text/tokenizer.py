@@ -36,20 +36,24 @@ class Tokenizer:
     """A model's tokenizer. Encoding is thread-safe and releases the GIL; the rest belongs to one thread.
 
     `eos_ids` are all ids that end a text, `special_ids` those that `skip_special_tokens` hides.
-    `vocab_size` is one more than the highest id, added tokens included.
+    `vocab_size` is how many ids the model has; where that is not stated, one more than the tokenizer's highest.
     """
 
-    def __init__(self, core: tokenizers.Tokenizer, eos_ids: Iterable[int], config: dict[str, Any]) -> None:
+    def __init__(
+        self, core: tokenizers.Tokenizer, eos_ids: Iterable[int], config: dict[str, Any], stated: int | None = None
+    ) -> None:
         self._core = core
         added = core.get_added_tokens_decoder()
         self._added: dict[int, str] = {i: token.content for i, token in added.items()}
         self.special_ids = frozenset(i for i, token in added.items() if token.special)
-        self.vocab_size = max(core.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        own = max(core.get_vocab_size(with_added_tokens=True), max(added, default=-1) + 1)
+        # Models are padded beyond their tokenizers, and tokenizers get tokens that a model has no row for.
+        self.vocab_size = stated or own
         self.eos_ids = tuple(eos_ids)
         self.config = config
         """`tokenizer_config.json`: special tokens by name and the chat template, for templates to read."""
         self._byte_level = _is_byte_level(core)
-        self._bytes: list[bytes | None] = [None] * self.vocab_size
+        self._bytes: list[bytes | None] = [None] * max(own, self.vocab_size)
         self._longest: int | None = None
 
     @classmethod
@@ -66,7 +70,7 @@ class Tokenizer:
         core.no_truncation()
         core.no_padding()
         config = read_json(folder / "tokenizer_config.json")
-        return cls(core, _eos_ids(folder, config, core), config)
+        return cls(core, _eos_ids(folder, config, core), config, _stated_size(folder))
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text`, after the begin-of-text token where the model has one and it is asked for."""
@@ -100,7 +104,7 @@ class Tokenizer:
     def longest_token(self) -> int:
         """Bytes of the longest token, by which the least number of tokens of a text is known before encoding it."""
         if self._longest is None:
-            self._longest = max(len(self._spell(i)) for i in range(self.vocab_size))
+            self._longest = max(len(self._spell(i)) for i in range(len(self._bytes)))
         return self._longest
 
     def _spell(self, token: int) -> bytes:
@@ -149,6 +153,14 @@ def _eos_ids(folder: Path, config: dict[str, Any], core: tokenizers.Tokenizer) -
     token = special_token(config, "eos_token")
     found = core.token_to_id(token) if token else None
     return [found] if found is not None else []
+
+
+def _stated_size(folder: Path) -> int | None:
+    """How many rows a model's embedding has, as its configuration says."""
+    config = read_json(folder / "config.json")
+    text = config.get("text_config")
+    stated = (text if isinstance(text, dict) else config).get("vocab_size")
+    return stated if isinstance(stated, int) and stated > 0 else None
 
 
 def special_token(config: dict[str, Any], name: str) -> str:
