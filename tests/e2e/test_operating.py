@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -214,8 +215,13 @@ def test_metrics_count_what_was_refused(running: DaemonProcess, client: Client) 
     from tests.e2e.metrics import value
 
     name = "kvyard_requests_refused_total"
-    before = {code: value(running, name, code=code) for code in ("context_length_exceeded", "invalid_value")}
+    codes = ("context_length_exceeded", "invalid_value", "not_found", "invalid_http")
+    before = {code: value(running, name, code=code) for code in codes}
     assert running.post("/v1/completions", {"prompt": [1] * 3, "max_tokens": 10**6}).status_code == 400
     assert running.post("/v1/completions", {"prompt": [1], "temperature": -1}).status_code == 400
+    assert running.get("/nothing").status_code == 404
+    with socket.create_connection(("127.0.0.1", int(running.base.rpartition(":")[2])), 10) as raw:
+        raw.sendall(b"hello\r\n\r\n")
+        assert raw.recv(12) == b"HTTP/1.1 400"
     for code, count in before.items():
         assert value(running, name, code=code) == count + 1, code

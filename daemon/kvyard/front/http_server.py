@@ -6,12 +6,12 @@ import asyncio
 import contextlib
 import errno
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import uvicorn
 from starlette.applications import Starlette
 
-from kvyard.front.http.protocol import KEEP_ALIVE_S, ConnectionProtocol
+from kvyard.front.http.protocol import KEEP_ALIVE_S, counting
 
 
 class ListenError(Exception):
@@ -66,7 +66,15 @@ class _Server(uvicorn.Server):
 class HttpServer:
     """Serves an application on a bound socket until told to stop."""
 
-    def __init__(self, app: Starlette, sock: socket.socket, *, goodbye_s: float = 5.0) -> None:
+    def __init__(
+        self,
+        app: Starlette,
+        sock: socket.socket,
+        *,
+        refused: Callable[[str], None] = lambda code: None,
+        goodbye_s: float = 5.0,
+    ) -> None:
+        """`refused` is told the code of every answer to what never reached the application."""
         self.stopped = asyncio.Event()
         """All responses have ended."""
         self._sock = sock
@@ -74,7 +82,7 @@ class HttpServer:
             uvicorn.Config(
                 app,
                 loop="none",
-                http=ConnectionProtocol,
+                http=counting(refused),
                 timeout_keep_alive=KEEP_ALIVE_S,
                 ws="none",
                 lifespan="off",

@@ -34,7 +34,9 @@ EJECTION_CODES: Final = (*CODES, "other")
 REFUSAL_CODES: Final = (
     "queue_full", "context_length_exceeded", "empty_prompt", "too_many_sequences", "model_not_found", "chat_template",
     "invalid_value", "invalid_type", "invalid_json", "missing_required_parameter", "duplicate_field",
-    "unsupported_parameter", "body_too_large", "bad_request", "invalid_api_key", "starting", "draining", "other",
+    "unsupported_parameter", "body_too_large", "bad_request", "invalid_api_key", "starting", "draining",
+    "request_timeout", "headers_too_large", "invalid_http", "not_found", "method_not_allowed", "unsupported_endpoint",
+    "cors_refused", "other",
 )  # fmt: skip
 CUTS: Final = ("buffer", "stalled")
 PARTS: Final = ("inbox", "schedule", "model", "sample", "outputs", "gap")
@@ -317,7 +319,11 @@ class Metrics:
             "kvyard_sequences_total", "counter", "Sequences that ended, by outcome.", "outcome", OUTCOMES
         )
         self._refused = s.values(
-            "kvyard_requests_refused_total", "counter", "Requests not accepted, by code.", "code", REFUSAL_CODES
+            "kvyard_requests_refused_total",
+            "counter",
+            "HTTP requests not accepted, by the code of the answer.",
+            "code",
+            REFUSAL_CODES,
         )
         self._cut = s.values(
             "kvyard_clients_cut_total",

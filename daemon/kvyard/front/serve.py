@@ -126,7 +126,7 @@ async def _run(
         observer=daemon.metrics,
         keys=keys,
     )
-    http = HttpServer(app, listening)
+    http = HttpServer(app, listening, refused=daemon.metrics.refused)
     await control.start(daemon)
     notifier = Notifier()
     tasks = [

@@ -15,7 +15,7 @@ import openai
 import pytest
 import uvicorn
 from kvyard.front.http.app import create_app
-from kvyard.front.http.protocol import KEEP_ALIVE_S, ConnectionProtocol
+from kvyard.front.http.protocol import KEEP_ALIVE_S, counting
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.keys import KeyRing
 from kvyard.front.service import Job
@@ -131,7 +131,7 @@ def serve(support: TextSupport) -> Serve:
         server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=ConnectionProtocol,
+                http=counting(observer.refused),
                 ws="none",
                 lifespan="off",
                 log_config=None,

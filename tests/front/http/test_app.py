@@ -7,9 +7,10 @@ from typing import Any
 
 import msgspec
 import pytest
+from kvyard.front.http.settings import HttpSettings
 from kvyard.front.text.support import TextSupport
 
-from tests.front.http.conftest import Serve
+from tests.front.http.conftest import MODEL, Serve
 
 
 async def test_health_is_the_fronts_and_ready_the_engines(serve: Serve) -> None:
@@ -204,3 +205,27 @@ async def test_CAPACITY_06_what_can_never_fit_is_not_told_to_come_back(
         answer = await served.http.post(path, json=body)
         assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
         assert "max_model_len" in answer.json()["error"]["message"]
+
+
+async def test_what_the_small_endpoints_refuse_is_counted(serve: Serve) -> None:
+    settings = HttpSettings(MODEL, max_body_bytes=1000)
+    async with serve(settings=settings) as served:
+        http = served.http
+        answers = [
+            await http.get("/nothing"),
+            await http.delete("/v1/completions"),
+            await http.post("/v1/embeddings", json={}),
+            await http.get("/v1/models/other"),
+            await http.post("/tokenize", json={"prompt": "x" * 1000}),
+            await http.post("/detokenize", json={"tokens": [-1]}),
+            await http.post("/v1/completions", json={"prompt": "x" * 1000}),
+        ]
+        codes = [answer.json()["error"]["code"] for answer in answers]
+        assert codes == [
+            "not_found", "method_not_allowed", "unsupported_endpoint", "model_not_found", "body_too_large",
+            "invalid_value", "body_too_large",
+        ]  # fmt: skip
+        assert served.observer.refusals == codes
+        await http.get("/ready")
+        await http.get("/metrics")
+        assert len(served.observer.refusals) == len(codes)

@@ -216,6 +216,7 @@ class TestBrowsers:
             error = answer.json()["error"]
             assert (error["type"], error["param"], error["code"]) == ("invalid_request_error", None, "cors_refused")
             assert said in error["message"]
+            assert served.observer.refusals == ["cors_refused"]
             assert "Origin" in answer.headers["vary"], "a cache must not give it to another page"
 
     async def test_a_star_lets_all_pages_in(self, serve: Serve) -> None:

@@ -47,6 +47,7 @@ async def test_no_http_gets_a_400_in_the_shape_of_all_errors(serve: Serve, garba
     assert int(headers["content-length"]) == len(body)
     assert json.loads(body)["error"]["code"] == "invalid_http"
     assert [line["code"] for line in lines if line["event"] == "http.invalid"] == ["invalid_http"]
+    assert served.observer.refusals == ["invalid_http"]
 
 
 async def test_a_head_without_end_is_refused_while_it_comes(serve: Serve) -> None:
@@ -57,6 +58,7 @@ async def test_a_head_without_end_is_refused_while_it_comes(serve: Serve) -> Non
         error = json.loads(body)["error"]
         assert error["code"] == "headers_too_large"
         assert str(MOST_HEAD_BYTES) in error["message"]
+        assert served.observer.refusals == ["headers_too_large"]
 
 
 async def test_long_bodies_and_many_requests_are_no_long_head(serve: Serve) -> None:
@@ -82,6 +84,7 @@ async def test_garbage_behind_a_request_does_not_break_into_its_answer(serve: Se
         assert json.loads(answered.partition(b"\r\n\r\n")[2])["usage"]["completion_tokens"] == 5
         assert refused.startswith(b"400 ")
         assert b"invalid_http" in refused
+        assert served.observer.refusals == ["invalid_http"]
         writer.close()
         await served.eventually(lambda: served.service.live == 0)
 
@@ -102,6 +105,7 @@ async def test_half_a_request_is_not_waited_for_without_end(serve: Serve, sent: 
         status, _, body = await exchange(served, sent)
         assert (status, json.loads(body)["error"]["code"]) == (408, "request_timeout")
         assert served.service.jobs == []
+        assert served.observer.refusals == ["request_timeout"]
 
 
 @pytest.mark.usefixtures("impatient")

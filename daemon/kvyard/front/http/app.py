@@ -31,7 +31,7 @@ from kvyard.front.http.openapi import openapi_document
 from kvyard.front.http.requests import ChatRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from kvyard.front.http.settings import HttpSettings
 from kvyard.front.keys import KeyRing
-from kvyard.front.service import Service
+from kvyard.front.service import Refusal, Service
 from kvyard.front.text.support import PromptTooLong, TextSupport
 
 METRICS_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
@@ -119,9 +119,10 @@ def create_app(
         Route("/openapi.json", small.openapi),
         *(Route(path, small.absent, methods=["POST"]) for path in ABSENT),
     ]
+    errors = _Errors(observer)
     handlers: dict[Any, Any] = {
-        HTTPException: _http_error,
-        ApiError: _api_error,
+        HTTPException: errors.http,
+        ApiError: errors.api,
         ClientDisconnect: _client_gone,
         Exception: _internal_error,
     }
@@ -133,7 +134,7 @@ def _layers(settings: HttpSettings, stalls: StallGuard, keys: KeyRing, observer:
     """From the outside in: a browser's preflight carries no key, and must see why one is missing."""
     layers = [Middleware(Watching, stalls)]
     if settings.cors_origins:
-        layers.append(Middleware(Cors, settings.cors_origins))
+        layers.append(Middleware(Cors, settings.cors_origins, observer.refused))
     return [*layers, Middleware(Authentication, keys, observer.refused)]
 
 
@@ -236,8 +237,28 @@ def _json(value: msgspec.Struct, status: int = 200, headers: dict[str, str] | No
     return Response(msgspec.json.encode(value), status, headers, JSON)
 
 
-async def _api_error(_: Request, error: ApiError) -> Response:
-    return error_response(error)
+class _Errors:
+    """Answers of the small endpoints that are errors; those that generate answer for themselves."""
+
+    def __init__(self, observer: Observer) -> None:
+        self._observer = observer
+
+    async def api(self, _: Request, error: ApiError) -> Response:
+        """What an endpoint did not accept."""
+        if not isinstance(error.__cause__, Refusal):  # the serving side counts its own
+            self._observer.refused(error.code or "other")
+        return error_response(error)
+
+    async def http(self, request: Request, error: HTTPException) -> Response:
+        """Unknown paths and wrong methods, in the shape of all errors."""
+        what = f"{request.method} {request.url.path[:200]}"
+        message = {404: f"There is no {what} here.", 405: f"{what} is not allowed."}.get(
+            error.status_code, error.detail
+        )
+        name = HTTPStatus(error.status_code).name.lower()
+        return await self.api(
+            request, ApiError(error.status_code, message, code=name, headers=dict(error.headers or {}))
+        )
 
 
 async def _internal_error(_: Request, __: Exception) -> Response:
@@ -246,11 +267,3 @@ async def _internal_error(_: Request, __: Exception) -> Response:
 
 async def _client_gone(_: Request, __: ClientDisconnect) -> Response:
     return Response(status_code=400)  # nobody reads it
-
-
-async def _http_error(request: Request, error: HTTPException) -> Response:
-    """Unknown paths and wrong methods, in the shape of all errors."""
-    what = f"{request.method} {request.url.path[:200]}"
-    message = {404: f"There is no {what} here.", 405: f"{what} is not allowed."}.get(error.status_code, error.detail)
-    name = HTTPStatus(error.status_code).name.lower()
-    return error_response(ApiError(error.status_code, message, code=name, headers=dict(error.headers or {})))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Final
 
 from starlette.datastructures import Headers
@@ -21,7 +21,9 @@ _OWN: Final = {"content-type", "content-length"}
 class Cors(CORSMiddleware):
     """Starlette's, with refusals in the shape of all errors."""
 
-    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+    def __init__(self, app: ASGIApp, origins: Collection[str], refused: Callable[[str], None]) -> None:
+        """`refused` is told the code of every refusal."""
+        self._refused = refused
         super().__init__(
             app, allow_origins=origins, allow_methods=METHODS, allow_headers=["*"], expose_headers=READABLE
         )
@@ -35,5 +37,6 @@ class Cors(CORSMiddleware):
         if self.is_allowed_origin(request_headers["origin"]):
             what = f"{request_headers['access-control-request-method'][:20]} request from another origin"
         error = invalid(f"A page's {what} is not allowed here (setting cors_origins).", code="cors_refused")
+        self._refused("cors_refused")
         headers = {name: value for name, value in answer.headers.items() if name not in _OWN}
         return Response(error_body(error), error.status, headers, JSON)

@@ -114,6 +114,9 @@ class _Handle:
 class ConnectionProtocol(HttpToolsProtocol):
     """uvicorn's protocol, whose scopes carry a `ConnectionHandle`."""
 
+    def count_refused(self, code: str) -> None:
+        """Something was refused here."""
+
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as its parent has it
         counting = _Counting(transport, self._linger)
         super().connection_made(counting)  # type: ignore[arg-type] # all of a transport that is used
@@ -297,6 +300,7 @@ class ConnectionProtocol(HttpToolsProtocol):
             self._refused = error
 
     def _tell(self, error: ApiError) -> None:
+        self.count_refused(error.code or "other")
         body = error_body(error)
         head = b"content-type: %s\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % (JSON.encode(), len(body))
         self.transport.write(STATUS_LINE[error.status] + head + body)
@@ -305,6 +309,16 @@ class ConnectionProtocol(HttpToolsProtocol):
 
     def _unsupported_upgrade_warning(self) -> None:
         """An upgrade that is not offered is ignored, as HTTP wants it."""
+
+
+def counting(refused: Callable[[str], None]) -> type[ConnectionProtocol]:
+    """The protocol of a server that tells `refused` the code of what is refused here; uvicorn makes the objects."""
+
+    class Counting(ConnectionProtocol):
+        def count_refused(self, code: str) -> None:
+            refused(code)
+
+    return Counting
 
 
 def _head_too_long() -> ApiError:
