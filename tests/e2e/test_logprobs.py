@@ -121,6 +121,25 @@ def test_several_sequences_and_prompts(quick_daemon: DaemonProcess) -> None:
     assert choices[0]["token_ids"] != choices[1]["token_ids"]
 
 
+@pytest.mark.parametrize(("max_tokens", "prompt_tokens", "decoded"), [(0, 50, 0), (3, 50 + 3, 4 * 2)])
+def test_the_choices_of_a_request_share_the_scores_of_its_prompt(
+    quick_daemon: DaemonProcess, max_tokens: int, prompt_tokens: int, decoded: int
+) -> None:
+    name = "kvyard_computed_tokens_total"
+    prompt = prompt_of(50, 9)
+    alone = scores(quick_daemon, prompt)
+    idle_again(quick_daemon)
+    before = [value(quick_daemon, name, phase=phase) for phase in ("prompt", "decode")]
+    asked = {"echo": True, "logprobs": 3, "n": 4, "temperature": 1, "seed": 5, "max_tokens": max_tokens}
+    answer = quick_daemon.post("/v1/completions", {**body_of(prompt), **asked}).json()
+    assert [choice["logprobs"]["token_logprobs"][:50] for choice in answer["choices"]] == [alone] * 4
+    assert answer["usage"]["completion_tokens"] == 4 * max_tokens
+    idle_again(quick_daemon)
+    after = [value(quick_daemon, name, phase=phase) for phase in ("prompt", "decode")]
+    # The prompt once, and its last token for each of the others, whose first output token comes from it.
+    assert [now - then for now, then in zip(after, before, strict=True)] == [prompt_tokens, decoded]
+
+
 @pytest.mark.parametrize("echo", [False, True])
 def test_LOGPROB_02_no_delta_before_the_whole_prompt_is_computed(quick_daemon: DaemonProcess, echo: bool) -> None:
     prompt = prompt_of(100)

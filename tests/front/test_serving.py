@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from kvyard.front.generation import LiveGeneration
 from kvyard.front.service import Delta, Refusal
 from kvyard.link.codec import ToEngine
-from kvyard.link.messages import Cancel, Failed, Reply, Submit
+from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
 
 from tests.front.yard import Yard, death, info, job, outputs
 
@@ -62,6 +62,14 @@ async def test_continuations_have_their_own_index_id_and_finish() -> None:
     by_index = {i: [t for d in deltas if d.index == i for t in d.tokens] for i in range(3)}
     assert by_index == {0: [6, 7], 1: [8], 2: [5]}
     assert sorted((d.index, d.finish) for d in deltas if d.finish) == [(0, "length"), (1, "length"), (2, "stop")]
+
+
+def test_one_sequence_of_a_job_tells_what_is_said_of_its_prompt() -> None:
+    yard = Yard()
+    yard.serving.submit(job(n=3, sampling=Sampling(seed=7, logprobs=1, prompt_logprobs=2)))
+    submitted = [message.sequence.sampling for message in yard.sent if isinstance(message, Submit)]
+    assert [sampling.prompt_logprobs for sampling in submitted] == [2, -1, -1]
+    assert [(sampling.seed, sampling.logprobs) for sampling in submitted] == [(7, 1)] * 3
 
 
 @pytest.mark.parametrize(

@@ -59,6 +59,7 @@ class Delta:
     """Logits hashes of the tokens, in deterministic mode."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
+    """Those of the job's prompt, once: with the first delta of continuation 0."""
     finish: FinishReason | None = None
     error: tuple[str, str] | None = None
     """Code and message, with finish `error`."""

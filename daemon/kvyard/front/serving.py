@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
+import msgspec
 import numpy as np
 import structlog
 
@@ -177,6 +178,8 @@ class Serving:
         self._next_request += 1
         generation = LiveGeneration(self, ids)
         prompt = np.asarray(job.prompt, np.int32).tobytes()
+        # All have one prompt: the first tells what is to be said of it.
+        unscored = msgspec.structs.replace(job.sampling, prompt_logprobs=-1) if job.n > 1 else job.sampling
         for index, sequence_id in enumerate(ids):
             sequence = Sequence(
                 id=sequence_id,
@@ -186,7 +189,7 @@ class Serving:
                 arrived=now,
                 prompt=prompt,
                 max_new=job.max_new,
-                sampling=job.sampling,
+                sampling=unscored if index else job.sampling,
                 priority=job.priority,
                 tenant=job.tenant,
                 deadline=job.deadline,

@@ -145,7 +145,7 @@ class ScriptedGeneration:
         delta = Delta(index, list(tokens), hashes=[digest(token) for token in tokens], finish=finish)
         if sampling.logprobs >= 0:
             delta.logprobs = [self._entry(token, sampling.logprobs) for token in tokens]
-        if sampling.prompt_logprobs >= 0 and made == 0:
+        if sampling.prompt_logprobs >= 0 and made == 0 and index == 0:
             rest = [self._entry(token, sampling.prompt_logprobs) for token in job.prompt[1:]]
             delta.prompt_logprobs = [None, *rest]
         return delta

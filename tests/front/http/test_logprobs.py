@@ -16,8 +16,10 @@ import pytest
 from kvyard.front.http import order
 from kvyard.front.http.logprobs import IMPOSSIBLE, LogprobFormat
 from kvyard.front.http.order import MOST_SCORES
+from kvyard.front.service import Job
 
 from tests.front.http.conftest import PATIENCE, Serve, Served, events
+from tests.front.http.scripted import Script, Wait
 
 EOS = 2
 
@@ -266,3 +268,47 @@ async def test_scoring_needs_room_for_one_token_and_says_so(serve: Serve) -> Non
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "min_tokens")
         assert (await served.complete(prompt=[5], min_tokens=0, **asked)).status_code == 200
         assert len(served.service.jobs) == 2
+
+
+@pytest.mark.parametrize("fields", [{"n": 3}, {"n": 3, "stream": True}, {"n": 1, "best_of": 3}])
+async def test_scoring_alone_takes_one_sequence_a_prompt(serve: Serve, fields: dict[str, Any]) -> None:
+    async with serve([300], most=2) as served:
+        prompts = [[500, 600], [700, 800, 900]]
+        answer = await served.complete(prompt=prompts, echo=True, logprobs=0, max_tokens=0, **fields)
+        assert answer.status_code == 200
+        assert [job.n for job in served.service.jobs] == [1, 1]
+        parts = (
+            [msgspec.json.decode(each) for each in events(answer.text)[:-1]]
+            if "stream" in fields
+            else [answer.json()]
+        )
+        choices = {choice["index"]: choice for part in parts for choice in part["choices"]}
+        keep = fields["n"]
+        assert sorted(choices) == list(range(2 * keep))
+        for index, choice in choices.items():
+            prompt = prompts[index // keep]
+            assert choice["text"] == served.text.tokenizer.decode(prompt)
+            assert choice["logprobs"]["token_logprobs"] == [None, *[-0.5] * (len(prompt) - 1)]
+            assert choice["finish_reason"] == "length"
+        await served.eventually(lambda: served.service.live == 0)
+
+
+async def test_a_stream_begins_no_choice_before_its_prompt_is_scored(serve: Serve) -> None:
+    scored = asyncio.Event()
+
+    def script(job: Job, index: int) -> Script:
+        return [Wait(scored), 300] if index == 0 else [301, 302]
+
+    async with serve(script, max_model_len=4096) as served:
+        asked = {"prompt": [500, 600], "n": 2, "echo": True, "logprobs": 0, "max_tokens": 2, "stream": True}
+        answer = asyncio.create_task(served.complete(**asked))
+        await served.eventually(lambda: served.service.tokens_made == 2 and served.service.live == 1)
+        assert not answer.done()
+        scored.set()
+        data = [msgspec.json.decode(each) for each in events((await answer).text)[:-1]]
+        echoed = served.text.tokenizer.decode([500, 600])
+        for index in (0, 1):
+            parts = [choice for part in data for choice in part["choices"] if choice["index"] == index]
+            assert parts[0]["text"].startswith(echoed)
+            assert parts[0]["logprobs"]["token_logprobs"][:2] == [None, -0.5]
+            assert [part["finish_reason"] for part in parts if part["finish_reason"]] == ["length"]

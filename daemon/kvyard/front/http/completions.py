@@ -49,7 +49,7 @@ async def understand(request: CompletionRequest, order_id: str, context: Context
         shown.no_output = True
     given = prompts_of(request.prompt)
     _refuse_hopeless(given, max_tokens, context.service.max_model_len)
-    context.take_place(order_id, n * len(given))
+    context.take_place(order_id, len(given) * (1 if shown.no_output else n))
     prompts = [await _prompt(each, request, max_tokens, context) for each in given]
     return make_order(order_id, request, prompts, n, keep, shown, context)
 

@@ -21,7 +21,7 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 MOST_SCORES: Final = 240_000
 """Log-probabilities of prompt tokens, alternatives included, that one answer may have: about 64 bytes of JSON each,
-so that it stays below 16 MB. An engine computes and sends them for each of `n` continuations."""
+so that it stays below 16 MB. They are computed and sent once a prompt, and stand in each of its choices."""
 _HEAVY: Final = 2000
 """Log-probabilities whose JSON takes some milliseconds to make."""
 
@@ -73,7 +73,13 @@ class Order:
     """Choices per prompt that are shown: the best of `n`."""
     shown: Shown
     jobs: list[Job]
+    """One a prompt; where no output is shown, its first continuation stands for all."""
     continuations: list[Continuation]
+
+    @property
+    def scored(self) -> bool:
+        """The answer tells log-probabilities of the prompts."""
+        return self.jobs[0].sampling.prompt_logprobs >= 0
 
     @property
     def prompt_tokens(self) -> int:
@@ -175,7 +181,7 @@ def make_order(
         )
         for _ in range(n * len(prompts))
     ]
-    jobs = _jobs(order_id, request, prompts, n, sampling, context)
+    jobs = _jobs(order_id, request, prompts, 1 if shown.no_output else n, sampling, context)
     created = int(context.wall_clock())
     return Order(order_id, created, context.model_id, prompts, n, keep, shown, jobs, continuations)
 

@@ -34,21 +34,59 @@ class Run:
             generation.cancel()
 
     async def progress(self) -> AsyncIterator[int]:
-        """Indices of continuations that gained something, until all have finished. Raises ApiError if one failed."""
+        """Indices of continuations that gained something, until all have finished. Raises ApiError if one failed.
+
+        None is told before the log-probabilities of its prompt are known, where they are asked for.
+        """
         order = self.order
+        shares = order.scored or order.shown.no_output
+        held: set[int] = set()
         async for generation_at, delta in _merged(self._generations):
             at = generation_at * order.n + delta.index
-            continuation = order.continuations[at]
-            if continuation.finish is not None:
+            if not shares:
+                if self._accept(at, generation_at, delta):
+                    yield at
                 continue
-            if continuation.accept(delta):
-                self._generations[generation_at].stop(delta.index)
-            elif continuation.finish in ("error", "cancelled"):
-                code, message = continuation.error or ("cancelled", "The request was cancelled.")
-                raise from_generation(code, message)
-            yield at
+            for each in self._shared(at, generation_at, delta, held):
+                yield each
+        for each in sorted(held):
+            yield each
         if any(continuation.finish is None for continuation in order.continuations):
             raise ApiError(500, "The request ended before its answer was complete.", code="incomplete")
+
+    def _shared(self, at: int, generation_at: int, delta: Delta, held: set[int]) -> list[int]:
+        """Take a delta that says something for all continuations of its prompt; those that may be told now.
+
+        `held` are those that gained something and wait for the log-probabilities of their prompt.
+        """
+        order = self.order
+        first = at - at % order.n
+        siblings = range(first, first + order.n)
+        held.update(
+            each
+            for each in (siblings if order.shown.no_output else (at,))
+            if self._accept(each, generation_at, delta)
+        )
+        if delta.prompt_logprobs is not None:
+            for each in siblings:
+                order.continuations[each].prompt_logprobs = delta.prompt_logprobs
+        known = [
+            each for each in sorted(held) if not order.scored or order.continuations[each].prompt_logprobs is not None
+        ]
+        held.difference_update(known)
+        return known
+
+    def _accept(self, at: int, generation_at: int, delta: Delta) -> bool:
+        """Whether continuation `at` takes it. Raises ApiError when it failed."""
+        continuation = self.order.continuations[at]
+        if continuation.finish is not None:
+            return False
+        if continuation.accept(delta):
+            self._generations[generation_at].stop(delta.index)
+        elif continuation.finish in ("error", "cancelled"):
+            code, message = continuation.error or ("cancelled", "The request was cancelled.")
+            raise from_generation(code, message)
+        return True
 
     def usage(self) -> Usage:
         """Tokens so far."""
