@@ -12,7 +12,6 @@ from tests.e2e.metrics import idle_again, value
 from tests.e2e.quick_model import quick_model
 from tests.e2e.records import recording
 from tests.e2e.shapes import run_alone, run_together
-from tests.e2e.timing import limit
 
 PLAIN = ("--deterministic", "--dtype", "float32")
 
@@ -62,17 +61,3 @@ def test_BOUNDARY_03_without_a_limit_the_window_is_used_to_its_last_token(tmp_pa
         }
         assert answer["choices"][0]["finish_reason"] == "length"
         assert computed == 127, "positions 0 to 126; the last token is told and not computed"
-
-
-def test_MEMORY_05_a_pool_too_small_for_one_request_of_full_length(quick_model_folder: Path) -> None:
-    """A length that was asked for stops the start; the model's own is lowered to what fits."""
-    asked = ("--kv-blocks", "10", "--max-model-len", "2048")
-    with daemon(*PLAIN, *asked, model=quick_model_folder, wait=False) as refused:
-        assert refused.process.wait(limit(30)) != 0
-        assert "needs 128 KV blocks and the pool has 10" in refused.log
-        assert "161" in refused.log
-        assert "Traceback" not in refused.log
-    with daemon(*PLAIN, *asked[:2], model=quick_model_folder) as running:
-        assert running.get("/v1/models").json()["data"][0]["max_model_len"] == 161
-        assert running.complete([1] * 100, max_tokens=61, ignore_eos=True)["usage"]["completion_tokens"] == 61
-        assert running.post("/v1/completions", {"prompt": [1] * 100, "max_tokens": 62}).status_code == 400

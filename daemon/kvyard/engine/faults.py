@@ -3,7 +3,7 @@
 The variable holds a JSON list of faults, each with
     point    `schedule`, `model`, `sample` or `outputs`: where in a step
     action   `kill` (SIGKILL), `segv`, `exit` (status 3), `raise` (any exception), `fail` (an error of that
-             sequence alone), `block` (sleep for ever), `sleep` (`seconds`)
+             sequence alone), `block` (sleep for ever), `sleep` (`seconds`), `hold` (until the file `until` exists)
     token    only in a step with a sequence that contains this token id
     computed only with a sequence of which so many tokens have been computed: in its decode steps, for one
     restored only with a sequence whose KV comes back from the host pool in this step
@@ -45,13 +45,14 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     """One fault to be injected."""
 
     point: Point
-    action: Literal["kill", "segv", "exit", "raise", "fail", "block", "sleep"]
+    action: Literal["kill", "segv", "exit", "raise", "fail", "block", "sleep", "hold"]
     token: int | None = None
     computed: int = 0
     restored: bool = False
     step: int | None = None
     seconds: float = 0.0
     once: str | None = None
+    until: str = ""
 
 
 def conduct_limits() -> ConductLimits | None:
@@ -118,6 +119,9 @@ class Faults:
                 time.sleep(1e6)
             case "sleep":
                 time.sleep(fault.seconds)
+            case "hold":
+                while not Path(fault.until).exists():
+                    time.sleep(0.005)
 
 
 def _present(plan: Plan, restored: bool) -> list[tuple[int, int, int, int]]:
