@@ -10,24 +10,44 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
-import threading
+import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvyard.control.client import Client
 
-from tests.e2e.daemon import DaemonProcess, daemon
+from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.quick_model import quick_model
 from tests.e2e.shapes import BYTES, WORDS, Answer, Shape, Vocabulary, bodies, run_alone, run_together
+from tests.e2e.test_plugin_cases import distribution
+from tests.e2e.timing import limit
 
-BUDGET = 64
-"""Tokens of a step: longer prompts are computed in chunks."""
+BLOCK = 16
+IN_TURNS = """
+import numpy as np
+from kvyard.policy import PreemptionPolicy, Victims
+
+class InTurns(PreemptionPolicy):
+    "Whoever has the fewest tokens in KV goes first; one is computed again, the next swapped out."
+    api = (1, 0)
+
+    def __init__(self):
+        super().__init__()
+        self.asked = 0
+
+    def victims(self, s, short, who, cause):
+        if cause == "admission":
+            return Victims(())
+        self.asked += 1
+        order = np.lexsort((-s.cols.arrival, s.cols.computed)).tolist()
+        return Victims([s.running[i] for i in order], how=("swap", "recompute")[self.asked % 2])
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,53 +60,66 @@ class Pressure:
     blocks: int
     swap_blocks: int
     at_once: int = 24
+    step_tokens: int = 64
+    """Longer prompts are computed in chunks."""
 
     @property
     def wanted(self) -> list[dict[str, Any]]:
-        """The requests."""
-        return bodies(self.count, 61, self.shape, self.vocabulary)
+        """The requests, the one with the longest prompt first."""
+        asked = bodies(self.count, 61, self.shape, self.vocabulary)
+        first = max(range(len(asked)), key=lambda number: len(asked[number]["prompt"]))
+        return [asked[first], *asked[:first], *asked[first + 1 :]]
 
     @property
     def leavers(self) -> list[dict[str, Any]]:
-        """Those whose clients go away: long, so that they are there to leave."""
-        shape = Shape((self.shape.prompt[0], self.shape.prompt[1] // 2), (self.shape.output[1],) * 2)
+        """Those whose clients go away: so long that no client reads too slowly to leave in time."""
+        longest = self.blocks * BLOCK - self.shape.prompt[1] // 2
+        shape = Shape((self.shape.prompt[0], self.shape.prompt[1] // 2), (longest, longest))
         asked = bodies(self.count // 5, 67, shape, self.vocabulary)
         return [body | {"ignore_eos": True, "stop": None, "stop_token_ids": None} for body in asked]
 
-
-def flags(dtype: str) -> tuple[str, ...]:
-    """Of both daemons."""
-    return ("--dtype", dtype, "--max-step-tokens", str(BUDGET))
+    def flags(self, dtype: str) -> tuple[str, ...]:
+        """Of both daemons."""
+        return ("--dtype", dtype, "--max-step-tokens", str(self.step_tokens))
 
 
 @contextlib.contextmanager
 def under_pressure(load: Pressure, model: Path, *chosen: str) -> Iterator[DaemonProcess]:
-    """A daemon with the pool that is too small."""
+    """A daemon with the pool that is too small, where victims are swapped out and computed again in turns."""
     pool = ("--kv-blocks", str(load.blocks), "--swap-blocks", str(load.swap_blocks), "--prefix-cache")
-    with daemon(*chosen, *pool, "--max-running", "16", model=model) as running:
-        yield running
+    with tempfile.TemporaryDirectory(prefix="kvyard-victims-") as site:
+        distribution(Path(site), "turns", "[kvyard.preemption]\nturns = turns:InTurns\n", turns=IN_TURNS)
+        env = {"PYTHONPATH": site}
+        with daemon(*chosen, *pool, "--max-running", "16", model=model, env=env) as running:
+            with Client(running.socket) as client:
+                assert client.call("policy.swap", {"kind": "preemption", "name": "turns", "params": {}})["ok"]
+            yield running
 
 
-@contextlib.contextmanager
-def victims_in_both_ways(running: DaemonProcess) -> Iterator[None]:
-    """Meanwhile victims are swapped out and computed again in turns."""
-    over = threading.Event()
+async def all_at_once(running: DaemonProcess, load: Pressure) -> list[Answer]:
+    """Run the load. Nothing is scheduled before as many wait as may come at once, each in its turn: however slowly
+    they come, the same ones meet in the pool.
 
-    def alternate() -> None:
-        with Client(running.socket) as client:
-            ways = itertools.cycle(("swap", "recompute"))
-            while not over.wait(0.05):
-                client.call("policy.set", {"kind": "preemption", "params": {"how": next(ways)}})
+    The prompt of the first in the queue is in the prefix cache, so that something is found there in any case.
+    """
+    wanted, ahead = load.wanted, min(load.count, load.at_once)
+    running.complete(wanted[0]["prompt"], max_tokens=1)
+    with Client(running.socket) as client:
+        client.call("pause")
+        waiting = []
+        for number, body in enumerate(wanted[:ahead]):
+            waiting.append(asyncio.create_task(run_together(running.base, [body], [], 1)))
+            come = sum(each["n"] for each in wanted[: number + 1])
+            await asyncio.to_thread(wait_until, partial(all_wait, client, come), limit(20), f"request {number}")
+        others = run_together(running.base, wanted[ahead:], load.leavers, load.at_once)
+        following = asyncio.create_task(others)
+        client.call("resume")
+        return [answer for task in (*waiting, following) for answer in await task]
 
-    with Client(running.socket) as client, ThreadPoolExecutor() as threads:
-        victims = {"kind": "preemption", "name": "fewest-computed", "params": {"how": "swap"}}
-        assert client.call("policy.swap", victims)["ok"]
-        alternation = threads.submit(alternate)
-        try:
-            yield
-        finally:
-            over.set()
-        alternation.result()
+
+def all_wait(client: Client, count: int) -> bool:
+    """So many sequences are there."""
+    return int(client.call("requests", {"limit": 1})["total"]) >= count
 
 
 def check_pressure(running: DaemonProcess, load: Pressure, got: Sequence[Answer]) -> None:
@@ -97,7 +130,7 @@ def check_pressure(running: DaemonProcess, load: Pressure, got: Sequence[Answer]
     assert value(running, "kvyard_prefix_hit_tokens_total") > 0
     assert any(answer.cached for answer in got), "the usage tells of cached tokens"
     assert value(running, "kvyard_sequences_total", outcome="cancelled") > 0
-    assert any(len(body["prompt"]) > BUDGET for body in load.wanted), "some prompts take several steps"
+    assert any(len(body["prompt"]) > load.step_tokens for body in load.wanted), "some prompts take several steps"
     assert value(running, "kvyard_engine_restarts_total") == 0
 
 
@@ -122,8 +155,7 @@ def both_ways(load: Pressure, model: Path, *chosen: str) -> tuple[list[Answer], 
         ThreadPoolExecutor() as threads,
     ):
         alone = threads.submit(run_alone, quiet.base, load.wanted)
-        with victims_in_both_ways(running):
-            got = asyncio.run(run_together(running.base, load.wanted, load.leavers, load.at_once))
+        got = asyncio.run(all_at_once(running, load))
         idle_again(running)
         check_pressure(running, load, got)
         solo = alone.result()
@@ -133,14 +165,14 @@ def both_ways(load: Pressure, model: Path, *chosen: str) -> tuple[list[Answer], 
 
 def prove(load: Pressure, dtype: str, model: Path) -> None:
     """Deterministic: everything is equal."""
-    got, solo = both_ways(load, model, "--deterministic", *flags(dtype))
+    got, solo = both_ways(load, model, "--deterministic", *load.flags(dtype))
     check_same(got, solo, load.wanted)
     hashes = sum(len(choice.hashes) for answer in got for choice in answer.choices.values())
     print(f"\n{dtype}: {len(got)} of {len(got)} requests, {hashes} rows of logits equal their solo runs")
 
 
 QUICK = Pressure(200, Shape((1, 300), (1, 60)), BYTES, blocks=30, swap_blocks=24)
-SHORT = Pressure(16, Shape((1, 100), (6, 36)), WORDS, blocks=14, swap_blocks=12)
+SHORT = Pressure(8, Shape((1, 90), (16, 40)), WORDS, blocks=6, swap_blocks=12, step_tokens=32)
 WHOLE = Pressure(200, Shape((1, 300), (1, 60)), WORDS, blocks=30, swap_blocks=24)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from tests.e2e.quick_model import quick_model
 from tests.e2e.shapes import Answer, Choice
-from tests.e2e.test_proof_equality import QUICK, WHOLE, Pressure, both_ways, flags
+from tests.e2e.test_proof_equality import QUICK, WHOLE, Pressure, both_ways
 
 STATED = {"float32": 0.0005, "bfloat16": 0.039}
 """Of the default model, as in docs/determinism.md: what was measured, as its upper limit at 95 % confidence."""
@@ -54,7 +54,7 @@ def share_of(got: Sequence[Answer], solo: Sequence[Answer]) -> Share:
 
 def check_share(load: Pressure, dtype: str, model: Path, stated: float) -> None:
     """Measure, tell, and bound."""
-    got, solo = both_ways(load, model, *flags(dtype))
+    got, solo = both_ways(load, model, *load.flags(dtype))
     share = share_of(got, solo)
     print(f"\nfast mode, {dtype}: {share.differing} of {share.positions} tokens differ: {float(share):.2%}")
     assert float(share) <= 2 * stated
