@@ -196,15 +196,57 @@ async def test_no_answer_has_more_scores_of_its_prompts_than_fit(
     assert MOST_SCORES * 64 < 16e6
     monkeypatch.setattr(order, "MOST_SCORES", 6000)
     async with serve([300], max_model_len=1 << 20, alternatives=near) as served:
-        fits = 6000 // each // 2
+        of_output = fields.get("logprobs", -1) + 1
+        fits = (6000 // 2 - of_output) // each
         assert (await served.complete(prompt=[5] * fits, n=2, max_tokens=1, **fields)).status_code == 200
-        for wrong in ({"prompt": [5] * (fits + 1), "n": 2}, {"prompt": [[5] * fits, [5, 6]], "n": 2}):
+        for wrong in ({"prompt": [5] * (fits + 2), "n": 2}, {"prompt": [[5] * fits, [5, 6]], "n": 2}):
             answer = await served.complete(max_tokens=1, **wrong, **fields)
             error = answer.json()["error"]
             assert (answer.status_code, error["code"]) == (400, "invalid_value")
             assert "; 6000 is the most" in error["message"]
             assert error["param"] == ("prompt_logprobs" if "prompt_logprobs" in fields else "logprobs")
         assert len(served.service.jobs) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "most"),
+    [
+        ("completions", {"prompt": [5], "logprobs": 2, "n": 2}, 1000),
+        ("completions", {"prompt": [5], "logprobs": 2, "n": 1, "best_of": 2}, 1000),
+        ("completions", {"prompt": [[5], [6, 7]], "logprobs": 2, "n": 1}, 1000),
+        ("completions", {"prompt": [5] * 1000, "logprobs": 2, "echo": True}, 1000),
+        ("completions", {"prompt": [5] * 1000, "logprobs": 2, "prompt_logprobs": 2}, 1000),
+        ("chat/completions", {"logprobs": True, "top_logprobs": 2, "n": 2}, 1000),
+        ("chat/completions", {"logprobs": True, "n": 2}, 3000),
+    ],
+)
+async def test_no_answer_has_more_scores_of_its_output_than_fit(
+    serve: Serve, path: str, fields: dict[str, Any], most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "MOST_SCORES", 6000)
+    async with serve([300], max_model_len=8192) as served:
+        body = {**({"messages": [{"role": "user", "content": "Hi"}]} if path.startswith("chat") else {}), **fields}
+        answer = await served.http.post(f"/v1/{path}", json={**body, "max_tokens": most})
+        assert answer.status_code == 200
+        jobs = len(served.service.jobs)
+        wrong = [{"max_tokens": most + 1}, *([{}] if path.startswith("chat") else [])]  # all that the window holds
+        for more in wrong:
+            answer = await served.http.post(f"/v1/{path}", json={**body, **more})
+            error = answer.json()["error"]
+            assert (answer.status_code, error["code"], error["param"]) == (400, "invalid_value", "logprobs")
+            assert "; 6000 is the most in one answer. Lower max_tokens" in error["message"]
+        assert len(served.service.jobs) == jobs, "it was let in"
+        if "best_of" not in fields and "prompt_logprobs" not in fields:
+            answer = await served.http.post(f"/v1/{path}", json={**body, "max_tokens": most + 1, "stream": True})
+            assert answer.status_code == 200, "of a stream nothing is kept"
+
+
+async def test_candidates_are_compared_without_bound_where_no_scores_are_shown(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(order, "MOST_SCORES", 10)
+    async with serve([300]) as served:
+        assert (await served.complete(best_of=4, max_tokens=50)).status_code == 200
 
 
 async def test_continuations_that_are_not_shown_are_scored_too(serve: Serve) -> None:

@@ -20,8 +20,8 @@ DEFAULT_MAX_TOKENS: Final = 16
 
 
 MOST_SCORES: Final = 240_000
-"""Log-probabilities of prompt tokens, alternatives included, that one answer may have: about 64 bytes of JSON each,
-so that it stays below 16 MB. They are computed and sent once a prompt, and stand in each of its choices."""
+"""Log-probabilities, alternatives included, that one answer may have: about 64 bytes of JSON each, so that it stays
+below 16 MB. Those of a prompt stand in each of its choices. Of a stream's output none are kept, nor counted."""
 _HEAVY: Final = 2000
 """Log-probabilities whose JSON takes some milliseconds to make."""
 
@@ -164,7 +164,7 @@ def make_order(
     context: Context,
 ) -> Order:
     """The order of a checked request. Raises ApiError 400 for what only now shows to be out of range."""
-    _refuse_many_scores(prompts, n, shown)
+    _refuse_large_answer(prompts, n, shown)
     least_room = min(prompt.room for prompt in prompts)
     min_tokens = request.min_tokens or 0
     if min_tokens > least_room:
@@ -186,15 +186,28 @@ def make_order(
     return Order(order_id, created, context.model_id, prompts, n, keep, shown, jobs, continuations)
 
 
-def _refuse_many_scores(prompts: list[Prompt], n: int, shown: Shown) -> None:
+def _refuse_large_answer(prompts: list[Prompt], n: int, shown: Shown) -> None:
     tokens, each = sum(len(prompt.ids) for prompt in prompts), shown.per_prompt_token
-    if tokens * each * n > MOST_SCORES:
+    of_prompts = tokens * each * n
+    if of_prompts > MOST_SCORES:
         field = "logprobs" if shown.prompt_logprobs is None else "prompt_logprobs"
         raise invalid(
             f"{field}: {tokens} prompt tokens with {each} log-probabilities each (their own and the alternatives) in "
-            f"{n} choices are {tokens * each * n}; {MOST_SCORES} is the most in one answer. Ask for fewer "
-            "alternatives or choices, or divide the request.",
+            f"{n} choices are {of_prompts}; {MOST_SCORES} is the most in one answer. Ask for fewer alternatives or "
+            "choices, or divide the request.",
             field,
+        )
+    if shown.logprobs is None or shown.stream or shown.no_output:
+        return
+    tokens, each = sum(prompt.room for prompt in prompts), shown.logprobs + 1
+    of_output = tokens * each * n
+    if of_prompts + of_output > MOST_SCORES:
+        with_them = f", with the {of_prompts} of the prompts {of_prompts + of_output}" if of_prompts else ""
+        raise invalid(
+            f"logprobs: up to {tokens} output tokens with {each} log-probabilities each (their own and the "
+            f"alternatives) in {n} choices are {of_output}{with_them}; {MOST_SCORES} is the most in one answer. Lower "
+            "max_tokens, ask for fewer alternatives or choices, or stream the answer.",
+            "logprobs",
         )
 
 
