@@ -205,8 +205,8 @@ def _refuse_large_answer(prompts: list[Prompt], n: int, shown: Shown) -> None:
         with_them = f", with the {of_prompts} of the prompts {of_prompts + of_output}" if of_prompts else ""
         raise invalid(
             f"logprobs: up to {tokens} output tokens with {each} log-probabilities each (their own and the "
-            f"alternatives) in {n} choices are {of_output}{with_them}; {MOST_SCORES} is the most in one answer. Lower "
-            "max_tokens, ask for fewer alternatives or choices, or stream the answer.",
+            f"alternatives) in {n} choices are {of_output}{with_them}; {MOST_SCORES} is the most in one answer. "
+            "Lower max_tokens, ask for fewer alternatives or choices, or stream the answer.",
             "logprobs",
         )
 
