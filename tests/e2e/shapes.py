@@ -8,10 +8,13 @@ import json
 import random
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import httpx
+from kvyard.control.client import Client
 
+from tests.e2e.daemon import DaemonProcess, wait_until
 from tests.e2e.streams import MODEL
 
 
@@ -191,6 +194,28 @@ async def run_together(
         answers = await asyncio.gather(*every)
         await asyncio.gather(*gone)
         return answers
+
+
+async def run_at_once(running: DaemonProcess, wanted: Sequence[dict[str, Any]]) -> list[Answer]:
+    """All of them, in this order: nothing is scheduled until the last has come, so they run beside each other."""
+    limits = httpx.Limits(max_connections=len(wanted))
+    with Client(running.socket, timeout=60) as client:
+        client.call("pause")
+        try:
+            async with httpx.AsyncClient(base_url=running.base, timeout=300, limits=limits) as http:
+                tasks, sequences = [], 0
+                for body in wanted:
+                    tasks.append(asyncio.create_task(ask(http, body)))
+                    sequences += body.get("best_of") or body.get("n") or 1
+                    await asyncio.to_thread(wait_until, partial(_known, client, sequences), 60, "its arrival")
+                client.call("resume")
+                return await asyncio.gather(*tasks)
+        finally:
+            client.call("resume")
+
+
+def _known(client: Client, sequences: int) -> bool:
+    return bool(client.call("requests", {"limit": 1})["total"] == sequences)
 
 
 async def ask(client: httpx.AsyncClient, body: dict[str, Any]) -> Answer:

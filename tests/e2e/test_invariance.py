@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 
 from tests.e2e.daemon import DaemonProcess
-from tests.e2e.shapes import Answer, run_alone, run_together
+from tests.e2e.shapes import Answer, run_alone, run_at_once
 from tests.e2e.streams import MODEL
 
 
@@ -21,13 +21,27 @@ def body(first: int, max_tokens: int, **more: Any) -> dict[str, Any]:  # noqa: A
 
 
 def check(running: DaemonProcess, wanted: list[dict[str, Any]]) -> list[Answer]:
-    """All at once, and each alone: the same answers."""
+    """All in one batch, in this order, and each alone: the same answers."""
     alone = run_alone(running.base, wanted)
-    together = asyncio.run(run_together(running.base, wanted, [], at_once=len(wanted)))
+    together = asyncio.run(run_at_once(running, wanted))
     for number, (mine, solo) in enumerate(zip(together, alone, strict=True)):
         assert mine.error == ""
         assert mine.same(solo), f"request {number} differs from its solo run"
     return together
+
+
+def test_INVARIANCE_03_parameters_stay_with_their_requests(quick_daemon: DaemonProcess) -> None:
+    """Rows of two kinds of sampling in turn, half of them with penalties."""
+    sampled = {"temperature": 1.0}
+    penalties = {"presence_penalty": 1.5, "frequency_penalty": 1.5, "repetition_penalty": 1.5}
+    wanted = [
+        body(1, 40),
+        body(1, 40, **sampled, seed=1),
+        body(1, 40, **penalties),
+        body(1, 40, **sampled, **penalties, seed=2),
+    ]
+    answers = check(quick_daemon, wanted)
+    assert len({tuple(answer.choices[0].tokens) for answer in answers}) == 4, "all of it shows"
 
 
 def test_INVARIANCE_05_a_plain_row_that_ends_takes_nobodys_processors_along(quick_daemon: DaemonProcess) -> None:
