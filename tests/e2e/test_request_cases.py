@@ -11,13 +11,14 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import Any
 
 import httpx
 import pytest
 from kvyard.control.client import Client
 
-from tests.e2e.daemon import DaemonProcess
+from tests.e2e.daemon import DaemonProcess, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.timing import limit
 
@@ -134,18 +135,7 @@ def test_SAMPLING_16_every_choice_stops_at_the_models_ends(running: DaemonProces
     assert [one["message"]["content"] for one in both] == [alone["message"]["content"]] * 2
 
 
-def test_INVARIANCE_03_parameters_stay_with_their_requests(running: DaemonProcess) -> None:
-    shapes: list[dict[str, Any]] = [
-        {"repetition_penalty": 1}, {"temperature": 1, "seed": 1},
-        {"frequency_penalty": 1.5}, {"temperature": 1, "seed": 2, "frequency_penalty": 1.5},
-    ]  # fmt: skip
-    solo = [texts(ask(running, max_tokens=40, **shape)) for shape in shapes]
-    with ThreadPoolExecutor(4) as pool:
-        together = [pool.submit(ask, running, max_tokens=40, **shape) for shape in shapes]
-        assert [texts(one.result()) for one in together] == solo
-
-
-# ---- lengths and stops ---------------------------------------------------------------------------------------
+# ---- lengths -------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("length", [1, 5, 20])
@@ -159,30 +149,6 @@ def test_BOUNDARY_05_a_refusal_has_the_numbers(running: DaemonProcess) -> None:
     window = running.get("/v1/models").json()["data"][0]["max_model_len"]
     said = refused(ask(running, prompt=[5] * 8, max_tokens=window - 3))
     assert all(str(number) in said for number in (window, 8, window - 3)), said
-
-
-@pytest.mark.parametrize("stop", ["", [""], None, []])
-def test_TEXT_08_a_stop_that_is_none_is_ignored(running: DaemonProcess, stop: Any) -> None:  # noqa: ANN401
-    assert texts(ask(running, stop=stop)) == texts(ask(running))
-    assert texts(ask(running, stop=["", "END"])) == texts(ask(running, stop="END"))
-
-
-@pytest.mark.parametrize("stop", [["a"], ["a", "b"], ["\n"]])
-def test_TEXT_11_single_signs_stop(running: DaemonProcess, stop: list[str]) -> None:
-    (text,) = texts(ask(running, stop=stop, max_tokens=40))
-    assert not any(one in text for one in stop)
-
-
-def test_TEXT_13_spaces_and_signs_are_not_cleaned_up(running: DaemonProcess) -> None:
-    shape = {"max_tokens": 40, "ignore_eos": True}
-    for prompt in ("def f(x):\n    return x . do n't ,", "a ,b ;c    ."):
-        answer = ask(running, prompt=prompt, echo=True, **shape)
-        parts = events(
-            running, "/v1/completions", {"model": MODEL, "prompt": prompt, "temperature": 0, "echo": True, **shape}
-        )
-        joined = "".join(choice["text"] for event in parts for choice in event["choices"])
-        assert [joined] == texts(answer)
-        assert joined.startswith(prompt)
 
 
 # ---- log-probabilities ---------------------------------------------------------------------------------------
@@ -206,39 +172,57 @@ def test_LOGPROB_06_every_value_is_a_number_or_null(running: DaemonProcess) -> N
 
 def test_LOGPROB_07_no_alternatives_are_no_alternatives(running: DaemonProcess) -> None:
     (choice,) = strict(ask(running, logprobs=0))["choices"]
-    assert len(choice["logprobs"]["token_logprobs"]) == 8
+    assert len(choice["logprobs"]["tokens"]) == len(choice["logprobs"]["token_logprobs"]) == 8
+    assert choice["logprobs"]["top_logprobs"] == [{}] * 8
     (choice,) = strict(chat(running, logprobs=True, max_tokens=5, ignore_eos=True))["choices"]
-    assert len(choice["logprobs"]["content"]) == 5
-    assert all(entry["top_logprobs"] == [] for entry in choice["logprobs"]["content"])
+    assert [entry["top_logprobs"] for entry in choice["logprobs"]["content"]] == [[]] * 5
 
 
 def test_LOGPROB_09_the_end_among_the_best(running: DaemonProcess) -> None:
-    answer = chat(running, logprobs=True, top_logprobs=5, logit_bias={str(END_OF_TURN): 5}, max_tokens=8)
-    entries = strict(answer)["choices"][0]["logprobs"]["content"]
-    assert entries and all(len(entry["top_logprobs"]) == 5 for entry in entries)
+    end = "<|im_end|>"
+    said = [{"role": "user", "content": "Say a word."}, {"role": "assistant", "content": "Hello."}]
+    on = {"messages": said, "add_generation_prompt": False, "continue_final_message": True}
+    answer = strict(chat(running, **on, logprobs=True, top_logprobs=5, max_tokens=2))
+    entries = answer["choices"][0]["logprobs"]["content"]
+    assert [len(entry["top_logprobs"]) for entry in entries] == [5] * len(entries)
+    assert end in [each["token"] for each in entries[0]["top_logprobs"]]
+    prompt = "<|im_start|>user\nSay a word.<|im_end|>\n<|im_start|>assistant\nHello."
+    told = strict(ask(running, prompt=prompt, logprobs=5, max_tokens=1))["choices"][0]["logprobs"]
+    assert len(told["top_logprobs"][0]) == 5
+    assert end in told["top_logprobs"][0]
 
 
 # ---- bodies --------------------------------------------------------------------------------------------------
 
 
-OPTIONAL = (
-    "max_tokens", "temperature", "top_p", "top_k", "min_p", "n", "best_of", "stream", "stream_options", "stop",
-    "seed", "logprobs", "echo", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias",
-    "min_tokens", "ignore_eos", "stop_token_ids", "include_stop_str_in_output", "user", "priority",
-    "deadline_ms", "queue_timeout_ms", "cache_salt", "suffix",
-)  # fmt: skip
+@pytest.mark.parametrize(
+    ("path", "schema", "fixed"),
+    [
+        ("/v1/completions", "CompletionRequest", {"prompt": PROMPT}),
+        ("/v1/chat/completions", "ChatRequest", {"messages": [{"role": "user", "content": "Say a word."}]}),
+    ],
+)
+def test_API_03_null_is_left_out(running: DaemonProcess, path: str, schema: str, fixed: dict[str, Any]) -> None:
+    """Each optional field there is. Two make it greedy, and a chat has two limits: so one of each may be null."""
+    chats = "messages" in fixed
+    plain = {**fixed, "max_tokens": 2, "temperature": 0, "top_p": 0} | ({"max_completion_tokens": 2} if chats else {})
+    described = running.get("/openapi.json").json()["components"]["schemas"][schema]
+    optional = sorted(set(described["properties"]) - set(described["required"]))
+    assert {"stop", "seed", "logit_bias", "stream_options", "prompt_logprobs", "max_tokens"} < set(optional)
 
+    def answered(body: dict[str, Any]) -> str:
+        answer = running.post(path, body)
+        assert answer.status_code == 200, (body, answer.text)
+        (choice,) = answer.json()["choices"]
+        return str(choice["message"]["content"] if chats else choice["text"])
 
-def test_API_03_null_is_left_out(running: DaemonProcess) -> None:
-    fixed = {"model": MODEL, "prompt": PROMPT}
-    plain = {"max_tokens": 8, "temperature": 0}
-    expected = texts(running.post("/v1/completions", {**fixed, **plain}))
-    for field in OPTIONAL:
-        if field not in plain:
-            short = {**fixed, **plain, "max_tokens": 2, field: None}
-            assert expected[0].startswith(texts(running.post("/v1/completions", short))[0]), field
-    nothing = running.post("/v1/completions", {**fixed, **dict.fromkeys(OPTIONAL), **plain})
-    assert texts(nothing) == expected
+    expected = answered(plain)
+    with ThreadPoolExecutor(4) as pool:
+        found = dict(zip(optional, pool.map(answered, [{**plain, name: None} for name in optional]), strict=True))
+    if not chats:
+        assert found.pop("max_tokens").startswith(expected)
+    assert found == dict.fromkeys(found, expected)
+    assert answered({**fixed, **dict.fromkeys(optional), "max_tokens": 2, "top_p": 0}) == expected
 
 
 def test_API_04_bodies_that_are_none(running: DaemonProcess) -> None:
@@ -268,8 +252,10 @@ def test_API_05_halves_of_signs(running: DaemonProcess) -> None:
 
 @pytest.mark.parametrize("options", [{"include_usage": False}, {}, None])
 def test_API_07_no_usage_unless_asked(running: DaemonProcess, options: dict[str, bool] | None) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 4, "stream_options": options}
-    assert all(event.get("usage") is None for event in events(running, "/v1/completions", body))
+    body = {"model": MODEL, "max_tokens": 4, "stream_options": options}
+    messages = [{"role": "user", "content": "Count."}]
+    for path, prompt in (("completions", {"prompt": PROMPT}), ("chat/completions", {"messages": messages})):
+        assert all(event.get("usage") is None for event in events(running, f"/v1/{path}", {**body, **prompt}))
 
 
 def test_API_09_one_role_and_one_end(running: DaemonProcess) -> None:
@@ -277,12 +263,6 @@ def test_API_09_one_role_and_one_end(running: DaemonProcess) -> None:
     choices = [event["choices"][0] for event in events(running, "/v1/chat/completions", body)]
     assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["length"]
     assert ["role" in choice["delta"] for choice in choices] == [True] + [False] * (len(choices) - 1)
-
-
-def test_API_10_an_end_is_told_once(running: DaemonProcess) -> None:
-    body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 9, "logit_bias": {str(END_OF_TURN): 100}}
-    ends = [event["choices"][0]["finish_reason"] for event in events(running, "/v1/completions", body)]
-    assert [end for end in ends if end is not None] == ["stop"]
 
 
 def test_API_12_a_stream_that_cannot_be_is_refused_before_it_begins(running: DaemonProcess) -> None:
@@ -331,7 +311,9 @@ def test_API_16_ids_are_never_equal(running: DaemonProcess) -> None:
 
 
 def test_API_17_a_huge_prompt_disturbs_nobody(running: DaemonProcess) -> None:
+    """Neither the health checks nor a stream that runs meanwhile."""
     slow: list[float] = []
+    stamps: list[float] = []
     over = threading.Event()
 
     def poll() -> None:
@@ -342,14 +324,26 @@ def test_API_17_a_huge_prompt_disturbs_nobody(running: DaemonProcess) -> None:
                 slow.append(time.monotonic() - began)
                 time.sleep(0.05)
 
-    poller = threading.Thread(target=poll)
-    poller.start()
-    try:
-        refused(ask(running, prompt="word " * 1_000_000))
-    finally:
-        over.set()
-        poller.join()
+    def stream() -> None:
+        body = {"model": MODEL, "prompt": PROMPT, "max_tokens": 2000, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", running.base + "/v1/completions", json=body, timeout=limit(20)) as answer:
+            for line in answer.iter_lines():
+                stamps.extend([time.monotonic()] if line else [])
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            streaming = pool.submit(stream)
+            wait_until(lambda: stamps, limit(20), "the stream to run")
+            polling = pool.submit(poll)
+            refused(ask(running, prompt="word " * 1_000_000))
+        finally:
+            over.set()
+        for each in (streaming, polling):
+            each.result()
     assert max(slow) < limit(0.25)
+    assert max(after - before for before, after in pairwise(stamps)) < limit(0.5)
 
 
 # ---- clients that leave --------------------------------------------------------------------------------------
