@@ -251,7 +251,7 @@ def scripted(folder: Path, outputs: Outputs, *, chat: bool) -> Iterator[Scripted
     ]
     with (
         daemon(*FLAGS, model=folder, env={"KVYARD_TEST_SCRIPT": json.dumps(scripts)}) as running,
-        httpx.Client(base_url=running.base, timeout=limit(60)) as http,
+        httpx.Client(base_url=running.base, timeout=limit(60), verify=False) as http,
     ):
         yield Scripted(running, http, tokenizer, marks, chat=chat)
 

@@ -95,14 +95,14 @@ async def run_all(
 ) -> list[Result]:
     """All at once."""
     limits = httpx.Limits(max_connections=len(wanted) + 4)
-    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits) as client:
+    async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits, verify=False) as client:
         return await asyncio.gather(*(stream(client, wish, on_token) for wish in wanted))
 
 
 def run_each(base: str, wanted: list[Wish]) -> list[Result]:
     """One after the other, each alone in the engine."""
     results = []
-    with httpx.Client(base_url=base, timeout=300) as client:
+    with httpx.Client(base_url=base, timeout=300, verify=False) as client:
         for wish in wanted:
             answer = client.post("/v1/completions", json=wish.body())
             assert answer.status_code == 200, answer.text
