@@ -243,13 +243,30 @@ def test_a_client_that_only_stops_sending_gets_its_answer(guarded: Guarded, stre
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_DISCONNECT_02_an_orderly_close_ends_the_request(guarded: Guarded, stream: bool) -> None:
-    with Client(guarded.running.socket) as client:
-        with _ask(guarded, max_tokens=4000, stream=stream):
-            wait_until(lambda: client.call("requests")["total"] == 1, limit(5), "the request to be there")
-        wait_until(lambda: client.call("requests")["total"] == 0, limit(1), "the request to be gone")
+    """Nothing runs, waits or holds a block within a second, and no token is made for it any more."""
+
+    def read(series: str) -> int:
+        return _metric(guarded, series + "{")
+
+    def gone() -> bool:
+        left = ("kvyard_sequences_running", "kvyard_sequences_waiting")
+        return not any(map(read, left)) and not _metric(guarded, "kvyard_kv_blocks", 'state="used"')
+
+    made = read("kvyard_output_tokens_total")
+    with _ask(guarded, max_tokens=4000, stream=stream):
+        wait_until(lambda: read("kvyard_output_tokens_total") > made, limit(5), "its first tokens")
+    wait_until(gone, limit(1), "the request to be gone")
+    made = read("kvyard_output_tokens_total")
+    time.sleep(0.3)
+    assert read("kvyard_output_tokens_total") <= made + 5
+
+
+def _metric(guarded: Guarded, name: str, label: str = "") -> int:
+    """The one series whose line begins with `name` and has the label."""
+    lines = guarded.get("/metrics", guarded.bob).text.splitlines()
+    (line,) = [line for line in lines if line.startswith(name) and label in line]
+    return int(float(line.split()[-1]))
 
 
 def _cuts(guarded: Guarded) -> int:
-    lines = guarded.get("/metrics", guarded.bob).text.splitlines()
-    (line,) = [line for line in lines if line.startswith("kvyard_clients_cut_total") and 'reason="buffer"' in line]
-    return int(float(line.split()[-1]))
+    return _metric(guarded, "kvyard_clients_cut_total", 'reason="buffer"')

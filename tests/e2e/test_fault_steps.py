@@ -156,6 +156,22 @@ def test_SAMPLING_14_min_tokens_holds_back_each_of_two_ends(running: DaemonProce
         assert tokens[10] == end
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_TOKENIZER_06_each_of_two_ends_stops_and_shows_no_marker(running: DaemonProcess, stream: bool) -> None:
+    for end in (END, BEGIN):
+        for hidden in (True, False):
+            asked = body(1, 10, 40, ignore_eos=False, min_tokens=3, skip_special_tokens=hidden)
+            asked["logit_bias"] = {str(end): 100}
+            if stream:
+                ((answer, _),) = asyncio.run(all_at_once(running, [asked]))
+            else:
+                (answer,) = run_alone(running.base, [asked])
+            (choice,) = answer.choices.values()
+            assert (choice.finish, choice.tokens[3:]) == ("stop", [end])
+            assert "<end>" not in choice.text
+            assert "<begin>" not in choice.text
+
+
 def test_SAMPLING_03_top_k_at_and_beyond_the_vocabulary(running: DaemonProcess) -> None:
     seeded = {"temperature": 1, "seed": 5, "max_tokens": 16, "ignore_eos": True, "logit_bias": BIAS}
     free = whole(running, **seeded)

@@ -9,8 +9,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
 import pytest
+from kvyard.control.client import Client
 
 from tests.e2e.daemon import daemon
 from tests.e2e.timing import limit
@@ -37,12 +37,14 @@ def until(manager: socket.socket, wanted: str, seconds: float) -> list[str]:
     return lines
 
 
-def test_LIFECYCLE_12_LIFECYCLE_13_ready_pings_and_stopping(default_model: Path, manager: socket.socket) -> None:
+def test_LIFECYCLE_12_LIFECYCLE_13_ready_pings_and_stopping(quick_model_folder: Path, manager: socket.socket) -> None:
+    """A completion is sent in the moment of READY=1; pings come twice as often as is asked for."""
     env = {"NOTIFY_SOCKET": str(manager.getsockname()), "WATCHDOG_USEC": "1500000"}
-    with daemon(model=default_model, env=env) as running:
+    with daemon("--kv-blocks", "40", model=quick_model_folder, env=env, wait=False) as running:
         until(manager, "READY=1", limit(30))
-        body = {"model": "smollm2-135m", "prompt": "x", "max_tokens": 1}
-        assert httpx.post(running.base + "/v1/completions", json=body, timeout=30).status_code == 200
+        with Client(running.socket) as client:
+            running.base = client.status().address
+        running.complete("x", max_tokens=1)
         began = time.monotonic()
         for _ in range(3):
             until(manager, "WATCHDOG=1", limit(2))
