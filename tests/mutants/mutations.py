@@ -89,8 +89,8 @@ MUTATIONS = (
     Mutation(
         "min_tokens off by one: a stop string counts a token too early",
         f"{FRONT}/text/continuation.py",
-        "self.count < self._min_tokens",
-        "self.count + 1 < self._min_tokens",
+        "ends=self.count >= self._min_tokens",
+        "ends=self.count + 1 >= self._min_tokens",
         "tests/front/text/test_continuation.py::test_min_tokens_holds_stop_strings_back",
     ),
     Mutation(
@@ -138,8 +138,8 @@ MUTATIONS = (
     Mutation(
         "an incomplete character is flushed",
         f"{FRONT}/text/detokenizer.py",
-        "return self._decode(self._bytes_of(token))",
-        "return self._decode(self._bytes_of(token), True)",
+        "return self._decoder.decode(self._bytes_of(token))",
+        "return self._decoder.decode(self._bytes_of(token), True)",
         "tests/front/text/test_detokenizer.py::test_TEXT_02_a_long_run_of_byte_tokens_stays_whole",
     ),
 )
