@@ -56,6 +56,10 @@ NOT_ADMISSIONS: dict[str, tuple[Callable[[Snapshot], Any], str]] = {
     "a request twice": (lambda s: Admission([*s.waiting, *s.waiting]), "duplicate"),
     "a negative need": (lambda s: Admission([(r, -1) for r in s.waiting]), "nonsense"),
     "a need that is no number": (lambda s: Admission([(r, 1.5) for r in s.waiting]), "nonsense"),  # type: ignore[misc]
+    "a need beyond any pool": (
+        lambda s: Admission([(r, 4 * s.blocks * s.block_size + 1) for r in s.waiting]),
+        "over-committed",
+    ),
     "a triple": (lambda s: Admission([(r, 1, 2) for r in s.waiting]), "nonsense"),  # type: ignore[misc]
     "a negative keep": (lambda s: Admission(s.waiting, keep=-1), "nonsense"),
     "a keep that is no number": (lambda s: Admission(s.waiting, keep=float("nan")), "nonsense"),  # type: ignore[arg-type]
@@ -164,6 +168,42 @@ def test_nonsensical_shares_put_the_policy_out(shares: Any) -> None:  # noqa: AN
     assert run_step(scheduler).scheduled == {1: 8}
     (exit_,) = scheduler.take_exits()
     assert exit_.kind == "prefill"
+
+
+@pytest.mark.parametrize(
+    ("share", "codes"),
+    [
+        (lambda s, prompts, left: [4 * s.budget] * len(prompts), []),
+        (lambda s, prompts, left: [4 * prompt.wanted for prompt in prompts], []),
+        (
+            lambda s, prompts, left: [prompt.wanted + 1000 * (prompt.wanted < 16) for prompt in prompts],
+            ["over-budget"],
+        ),
+        (lambda s, prompts, left: [4 * max(s.budget, prompt.wanted) + 1 for prompt in prompts], ["over-budget"]),
+    ],
+)
+def test_a_share_may_be_more_than_fits_but_not_beyond_all_measure(share: Any, codes: list[str]) -> None:  # noqa: ANN401
+    """Together they may be more than the step has in any case."""
+    scheduler = scheduler_of(scripted_set(prefill=ScriptedPrefill(share=share)), max_step_tokens=16)
+    for id, prompt_len in ((1, 40), (2, 8), (3, 50)):
+        scheduler.add(spec(id, prompt_len=prompt_len))
+    assert run_step(scheduler).scheduled == {1: 16}
+    assert run_all(scheduler)[-1].finished
+    exits = scheduler.take_exits()
+    assert [exit_.code for exit_ in exits] == codes
+    assert all(re.search(r"sequence \d is granted \d+ tokens, wants \d+", exit_.message) for exit_ in exits)
+
+
+def test_what_divide_is_handed_is_not_its_to_change() -> None:
+    def clears(s: Snapshot, prompts: Any, left: int) -> list[int]:  # noqa: ANN401
+        prompts.clear()
+        return []
+
+    scheduler = scheduler_of(scripted_set(prefill=ScriptedPrefill(share=clears)), max_step_tokens=4)
+    scheduler.add(spec(1))
+    assert run_step(scheduler).scheduled == {1: 4}
+    assert [exit_.code for exit_ in scheduler.take_exits()] == ["raised"]
+    assert run_all(scheduler)[-1].finished
 
 
 def test_endless_decisions_are_cut() -> None:
@@ -388,8 +428,9 @@ def test_twenty_overruns_in_a_hundred_calls_are_too_many() -> None:
 def test_a_busy_machine_is_not_the_policys_fault() -> None:
     wall = Clock()
     guard = Guard(clock_ns=wall, cpu_ns=lambda: 0)
-    for _ in range(300):
-        guard.call("admission", Anything(ticking(wall, 30 * MS)), "admit", same)
+    begun, policy = wall.ns, Anything(ticking(wall, 30 * MS))
+    assert [guard.call("admission", policy, "admit", same) for _ in range(300)] == [1] * 300
+    assert wall.ns - begun >= 300 * 30 * MS
 
 
 def test_the_watcher_is_told_who_runs_and_when_nobody_does() -> None:

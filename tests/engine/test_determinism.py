@@ -41,8 +41,9 @@ def alone(backend: Backend) -> list[Job]:
     return [solo(backend, prompt, _OUTPUTS) for prompt in _PROMPTS]
 
 
-def test_the_self_check_passes(backend: Backend) -> None:
+def test_the_self_check_passes_and_changes_nothing(backend: Backend, alone: list[Job]) -> None:
     backend.self_check()
+    assert solo(backend, _PROMPTS[0], 2).hashes == alone[0].hashes[:2]
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 16, 64])

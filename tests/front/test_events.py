@@ -99,12 +99,14 @@ async def test_an_item_that_comes_while_waiting_wakes_the_reader() -> None:
 
 async def test_a_subscriber_may_leave_while_items_are_published() -> None:
     feed: Feed[int] = Feed()
+    stays = asyncio.create_task(take(feed.subscribe(), 11))
     for _ in range(10):
         taker = asyncio.create_task(take(feed.subscribe(), 1000))
         feed.publish(1)
         await asyncio.sleep(0)
         taker.cancel()
     feed.publish(2)
+    assert await asyncio.wait_for(stays, 1) == [1] * 10 + [2]
 
 
 async def test_the_log_publishes_what_it_takes() -> None:

@@ -21,7 +21,8 @@ def test_a_port_is_free_again_at_once() -> None:
         port = sock.getsockname()[1]
         with socket.create_connection(("127.0.0.1", port)):
             pass
-    bind("127.0.0.1", port).close()
+    with bind("127.0.0.1", port) as again:
+        assert again.getsockname()[1] == port
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "203.0.113.77"])

@@ -88,7 +88,11 @@ def test_the_record_tells_each_sequences_state() -> None:
 
 
 def test_records_of_what_has_ended_are_passed_over() -> None:
-    Journal().step(record({9: 1}, admitted=[(9, 0)], waits=[Wait(9, "x")], preempted=[Preemption(9, 1, "a", "b", 1)]))
+    journal = Journal()
+    journal.add(entry(1))
+    journal.step(record({9: 1}, admitted=[(9, 0)], waits=[Wait(9, "x")], preempted=[Preemption(9, 1, "a", "b", 1)]))
+    (other,) = journal
+    assert (other.id, other.state, other.computed, other.preemptions) == (1, "waiting", 0, 0)
 
 
 def test_what_came_back_or_was_taken_over_counts_as_computed() -> None:

@@ -170,6 +170,7 @@ def test_it_ends_when_its_terminal_does(rows: str) -> None:
         screen = term.child()
         term.tmux("kill-server")
         screen.wait(6)
+        assert not screen.is_running()
 
 
 @needs_tmux

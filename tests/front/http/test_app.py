@@ -151,9 +151,11 @@ async def test_answers_match_the_description(serve: Serve) -> None:
 
     async with serve(" a b c") as served:
         whole = await served.complete(logprobs=2, return_token_ids=True, prompt_logprobs=1)
-        msgspec.json.decode(whole.content, type=answers.Completion)
+        completion = msgspec.json.decode(whole.content, type=answers.Completion)
+        assert msgspec.json.decode(msgspec.json.encode(completion)) == whole.json(), "there is more than described"
         chat = await served.chat(logprobs=True, top_logprobs=2, max_tokens=3, return_token_ids=True)
-        msgspec.json.decode(chat.content, type=answers.ChatCompletion)
+        answer = msgspec.json.decode(chat.content, type=answers.ChatCompletion)
+        assert msgspec.json.decode(msgspec.json.encode(answer)) == chat.json()
 
 
 async def test_CAPACITY_06_a_burst_is_counted_before_it_is_tokenized(serve: Serve, support: TextSupport) -> None:

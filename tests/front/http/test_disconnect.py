@@ -55,6 +55,8 @@ async def test_DISCONNECT_02_an_orderly_close_counts_too(serve: Serve) -> None:
         await served.eventually(lambda: served.service.live == 1)
         writer.close()
         await served.eventually(lambda: served.service.live == 0)
+        assert served.service.cancelled == 1
+        assert served.service.tokens_made < 2000
 
 
 async def test_DISCONNECT_03_queued_requests_leave_with_their_clients(serve: Serve) -> None:
@@ -172,10 +174,12 @@ async def test_a_whole_answer_that_is_never_read_does_not_keep_its_connection(se
     async with serve([[300] * 20_000], settings=settings, max_model_len=30_000, write_buffer=4096) as served:
         sock = await stuck(served, max_tokens=20_000, return_token_ids=True)
         await served.eventually(lambda: served.observer.cuts == ["stalled"], within_s=6 * PATIENCE)
+        received = 0
         async with asyncio.timeout(2 * PATIENCE):
             with contextlib.suppress(ConnectionError):
-                while await asyncio.get_running_loop().sock_recv(sock, 1 << 16):
-                    pass
+                while part := await asyncio.get_running_loop().sock_recv(sock, 1 << 16):
+                    received += len(part)
+        assert received < 20_000 * len("300,"), "the whole answer came"
         sock.close()
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
+import tracemalloc
 from pathlib import Path
 
 import gguf
@@ -77,8 +77,16 @@ def test_damaged_headers_never_crash_or_allocate_without_end(
         raw[at : at + 8] = data.draw(st.binary(min_size=8, max_size=8))
     path = tmp_path_factory.mktemp("damaged") / "d.gguf"
     path.write_bytes(raw)
-    with contextlib.suppress(BadModel):
-        inspect(ModelRef("d", path, "gguf"))
+    tracemalloc.start()
+    try:
+        details = inspect(ModelRef("d", path, "gguf"))
+        assert details.bytes == len(raw)
+    except BadModel as error:
+        assert error.message and error.hint
+    finally:
+        most = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+    assert most < 4 << 20
 
 
 @pytest.mark.parametrize(
