@@ -40,6 +40,24 @@ async def test_the_prompt_is_the_templates(serve: Serve) -> None:
         )
 
 
+async def test_a_token_that_the_model_has_no_row_for_never_reaches_the_engine(
+    serve: Serve, support: TextSupport, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(support.tokenizer, "vocab_size", 3000)
+    beyond = support.tokenizer.encode(" neoliberal")[0]
+    async with serve(" x") as served:
+        for answer, param in (
+            (await served.chat(messages=[{"role": "user", "content": "Say neoliberal"}]), "messages"),
+            (await served.complete(prompt="Say neoliberal"), "prompt"),
+            (await served.complete(prompt=[beyond]), "prompt"),
+        ):
+            assert answer.status_code == 400
+            error = answer.json()["error"]
+            assert (error["param"], error["code"]) == (param, "invalid_value")
+            assert f"{beyond} is no token id; the model has the ids 0 to 2999" in error["message"]
+        assert served.service.jobs == []
+
+
 async def test_content_in_parts_is_joined(serve: Serve) -> None:
     async with serve(" x") as served:
         parts = [{"type": "text", "text": "one"}, {"type": "text", "text": "two"}]
