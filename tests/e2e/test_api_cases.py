@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import socket
@@ -21,6 +22,7 @@ from kvyard.control.schema import MAX_LINE
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.quick_model import quick_model
+from tests.e2e.records import recording
 from tests.e2e.timing import limit
 
 MIB = 1 << 20
@@ -60,11 +62,15 @@ def test_LEAK_02_sequential_requests_leave_nothing_in_any_table(small: DaemonPro
 
 def test_CAPACITY_04_no_standstill_when_the_head_needs_what_parked_requests_hold(small: DaemonProcess) -> None:
     """Three outgrow the pool and are parked in turn; then one comes before them all that needs 33 of 40 blocks."""
-    with Client(small.socket) as client:
+    with Client(small.socket) as client, recording(small) as records:
         for discipline in DISCIPLINES:
             client.call("policy.swap", {"kind": "discipline", "name": discipline, "params": {}})
+            records.clear()
             asyncio.run(_crowded(small))
             idle_again(small)
+            passes = [0 if record["ids"] or not record["waiting"] else 1 for record in records.steps]
+            longest = max(sum(group) for _, group in itertools.groupby(passes))
+            assert longest <= 10, f"{discipline}: so many passes in which nobody who waits or runs got a token"
         client.call("policy.swap", {"kind": "discipline", "name": "kvyard", "params": {}})
     for how in ("recompute", "swap"):
         assert value(small, "kvyard_preemptions_total", how=how) > 0, f"nobody was parked by {how}"
