@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
+from kvyard.front.engine_child import engine_environment
 from kvyard.link.codec import ToFront, decode_to_front, encode
 from kvyard.link.frames import HEADER, Inbox
 from kvyard.link.messages import PROTOCOL, Control, EngineInfo, Reply, Sampling, Sequence, Start, Stop, Submit
@@ -95,7 +96,8 @@ class Front:
             end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4 << 20)
         with theirs:
             command = [sys.executable, __file__, "--engine", str(theirs.fileno()), "--case", json.dumps(asdict(case))]
-            self.child = subprocess.Popen(command, pass_fds=[theirs.fileno()])
+            environment = engine_environment(dict(os.environ))
+            self.child = subprocess.Popen(command, pass_fds=[theirs.fileno()], env=environment)
         self._socket, self._inbox = ours, Inbox()
         self._rng = np.random.default_rng(7)
         self._next = 0

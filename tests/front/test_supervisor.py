@@ -191,6 +191,8 @@ async def test_the_engine_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_waiting_threads_do_not_spin_unless_told_to() -> None:
     assert engine_environment({})["OMP_WAIT_POLICY"] == "PASSIVE"
+    assert engine_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert engine_environment({"PYTHONMALLOC": "debug"})["PYTHONMALLOC"] == "debug"
     assert engine_environment({"OMP_WAIT_POLICY": "ACTIVE"})["OMP_WAIT_POLICY"] == "ACTIVE"
 
 

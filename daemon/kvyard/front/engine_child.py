@@ -31,6 +31,10 @@ def engine_environment(environ: dict[str, str]) -> dict[str, str]:
     # takes 14 ms (p99 140) with spinning threads and 10 ms (p99 33) with passive ones.
     kept.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     kept.setdefault("KMP_BLOCKTIME", "0")
+    # All of the core's objects in huge pages: with ten thousand waiting, sequences are cold when they are admitted,
+    # and a step costs 8 to 14 % less (medians of three, in turns). It needs the C library's allocator for all.
+    kept.setdefault("PYTHONMALLOC", "malloc")
+    kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
     return kept
 
 
