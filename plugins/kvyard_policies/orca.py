@@ -29,7 +29,7 @@ class OrcaAdmission(AdmissionPolicy):
     params: Params
 
     def admit(self, s: Snapshot) -> Admission:
-        least, cols = self.params.reserve, s.cols
+        least, cols = min(self.params.reserve, s.blocks * s.block_size), s.cols
         keep = int((-(-np.maximum(cols.kv_max, least) // s.block_size) - cols.blocks).sum())
         places = max(0, self.params.batch - len(s.running))
         entries = ((r, max(r.kv_max, least)) for r in islice(s.waiting, places))

@@ -98,5 +98,5 @@ class VllmPrefill(PrefillPolicy):
         return self._cut if self.params.long_prefill else None
 
     def _cut(self, s: Snapshot, prompts: Sequence[RequestView], left: int) -> Sequence[int]:
-        share = self.params.long_prefill if len(s.running) + len(s.waiting) > 1 else left
+        share = min(self.params.long_prefill, s.budget) if len(s.running) + len(s.waiting) > 1 else left
         return [share] * len(prompts)

@@ -104,7 +104,7 @@ class RandomPrefill(PrefillPolicy):
         return Shape(self.random.choice(GROUPS), prompts=self.random.choice((None, None, 0, 3, s.budget * 2)))
 
     def divide(self, s: Snapshot, prompts: Sequence[RequestView], left: int) -> Sequence[int]:
-        return [self.random.choice((0, 1, left, left + 100)) for _ in prompts]
+        return [self.random.choice((0, 1, left, s.budget + left)) for _ in prompts]
 
 
 def random_set(random: Random) -> PolicySet:

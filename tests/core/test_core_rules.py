@@ -150,7 +150,7 @@ def test_admit_before_prompt_lets_divide_see_newcomers() -> None:
 
 
 def test_divide_is_cut_at_what_is_left() -> None:
-    prefill = ScriptedPrefill(share=lambda s, prompts, left: [10**9] * len(prompts))
+    prefill = ScriptedPrefill(share=lambda s, prompts, left: [4 * left] * len(prompts))
     scheduler = scheduler_of(scripted_set(prefill=prefill), max_step_tokens=10)
     scheduler.add(spec(1, prompt_len=8))
     scheduler.add(spec(2, prompt_len=8))
@@ -489,7 +489,11 @@ def test_preempt_04_and_07_everything_ends_at_its_length_under_exhaustion() -> N
 def test_alone_it_comes_in_if_it_physically_fits() -> None:
     """Without this rule `static` and SGLang stand still on a request that needs exactly the pool."""
     scheduler = scheduler_of(
-        scripted_set(ScriptedAdmission(lambda s: Admission([(r, 10**6) for r in s.waiting], keep=s.blocks)))
+        scripted_set(
+            ScriptedAdmission(
+                lambda s: Admission([(r, 4 * s.blocks * s.block_size) for r in s.waiting], keep=s.blocks)
+            )
+        )
     )
     scheduler.add(spec(1))
     scheduler.add(spec(2))

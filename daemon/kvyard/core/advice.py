@@ -20,7 +20,6 @@ from kvyard.core.checks import (
     order_key,
     plain_decision,
     plain_mapping,
-    shares,
 )
 from kvyard.core.guard import Fault, Guard
 from kvyard.core.ledger import Ledger
@@ -94,10 +93,14 @@ class Advice:
 
     def divide(self, prompts: Sequence[View], left: int) -> list[int]:
         """Most tokens for each of `prompts`."""
-        count = len(prompts)
         if not self.traits.divides:
-            return [left] * count
-        return self._ask("prefill", "divide", lambda value: shares(value, count), self._snapshot, prompts, left)
+            return [left] * len(prompts)
+        shown = tuple(prompts)  # what it is handed is not the policy's to change
+
+        def check(value: Any) -> list[int]:  # noqa: ANN401 - whatever a policy returned
+            return self._checks.shares(value, shown)
+
+        return self._ask("prefill", "divide", check, self._snapshot, shown, left)
 
     def admit(self) -> PlainAdmission:
         """Who may come in."""

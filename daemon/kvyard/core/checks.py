@@ -6,7 +6,7 @@ numbers and texts are exactly of their type. What is wrong is raised as `Nonsens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
 from typing import Any, NamedTuple
 
@@ -22,6 +22,8 @@ from kvyard.policy.decisions import Admission, How, Phase, Requeue, Shape, Victi
 MAX_PHASES = 16
 WHOLE = -1
 """An entry's need when it names none: the whole current sequence."""
+GENEROUS = 4
+"""An upper bound may be generous. This many times what there is, it is no bound but a mistake."""
 
 
 class PlainAdmission(NamedTuple):
@@ -53,6 +55,8 @@ class Checks:
         self._ledger = ledger
         self._step = step
         self._snapshot = snapshot
+        self._pool = ledger.pool.blocks * ledger.block_size
+        """Tokens that the whole pool holds."""
         self._shapes: set[Shape] = set()
         """Shapes known to be right: most policies have one or two."""
 
@@ -130,7 +134,25 @@ class Checks:
             return self._waiting(entry), WHOLE
         if len(entry) != 2 or type(entry[1]) is not int or entry[1] < 0:
             raise Nonsense("nonsense", "an entry is a request, or a request and a number of tokens")
-        return self._waiting(entry[0]), entry[1]
+        seq, need = self._waiting(entry[0]), entry[1]
+        if need > GENEROUS * self._pool:
+            text = f"sequence {seq.id} is promised room for {need} tokens, and the whole pool holds {self._pool}"
+            raise Nonsense("over-committed", text)
+        return seq, need
+
+    def shares(self, value: Any, prompts: Sequence[View]) -> list[int]:  # noqa: ANN401 - whatever a policy returned
+        count, budget = len(prompts), self._ledger.max_step_tokens
+        given = list(islice(value, count + 1))
+        if len(given) != count:
+            raise Nonsense("nonsense", f"expected {count} shares, got {'more' if len(given) > count else len(given)}")
+        most = GENEROUS * budget
+        for share, prompt in zip(given, prompts, strict=True):
+            if type(share) is not int or share < 0:
+                raise Nonsense("nonsense", f"a share is a number of tokens, not {share!r}")
+            if share > most and share > GENEROUS * (wanted := prompt.wanted):
+                text = f"sequence {prompt.id} is granted {share} tokens, wants {wanted}, and a step has {budget}"
+                raise Nonsense("over-budget", text)
+        return given
 
     def _refusals(self, value: Any) -> list[tuple[SequenceState, str]]:  # noqa: ANN401
         out: dict[SequenceState, str] = {}
@@ -176,16 +198,6 @@ def admission_traits(value: tuple[Any, Any]) -> tuple[bool, bool]:
     if key is not None and not callable(key):
         raise Nonsense("nonsense", "key is a method or None")
     return key is not None, evicts is True
-
-
-def shares(value: Any, count: int) -> list[int]:  # noqa: ANN401 - whatever a policy returned
-    given = list(islice(value, count + 1))
-    if len(given) != count:
-        raise Nonsense("nonsense", f"expected {count} shares, got {'more' if len(given) > count else len(given)}")
-    for share in given:
-        if type(share) is not int or share < 0:
-            raise Nonsense("nonsense", f"a share is a number of tokens, not {share!r}")
-    return given
 
 
 def order_key(value: Any) -> OrderKey:  # noqa: ANN401 - whatever a policy returned

@@ -1,7 +1,8 @@
-"""Watches over many steps what no single decision shows: standing still, starving, and too many overrides.
+"""Watches over many steps what no single decision shows: standing still, starving, thrashing, too many overrides.
 
 Blame must be right. A step without rows is nobody's fault while a wake-up is declared; a long wait is nobody's
-fault while nobody overtakes; and what the core overrides for its own reasons counts for nobody.
+fault while nobody overtakes; who gives way to those that came before it thrashes nobody, however full the pool is;
+and what the core overrides for its own reasons counts for nobody. Nor does what an earlier policy did.
 """
 
 from __future__ import annotations
@@ -13,8 +14,15 @@ from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.step import StepState
+from kvyard.link.record import Preemption
 from kvyard.policy.base import KINDS, Kind
 
+Losses = tuple[int, int, int, int]
+"""Of a sequence that was preempted: its tokens and what was kept of them then, the preemptions in a row that speak
+alossest a policy, and how many of those the admission policy brought about."""
+
+PAYS = 4
+"""A preemption pays when the tokens won before it, so many times over, are as many as are lost."""
 LOOK_EVERY = 64
 """Steps between two looks for starvation and at the share of overrides."""
 
@@ -35,13 +43,17 @@ class ConductLimits:
     idle_steps: int = 2000
     """Steps that placed others while a running sequence got nothing; and `idle_s` seconds."""
     idle_s: float = 30.0
+    thrashes: int = 16
+    """Preemptions of one sequence in a row, each for one behind it and before it had won a quarter of its loss.
+
+    Full pools alone bring it to 2 under the disciplines that come with kvyard."""
     override_share: float = 0.5
     """Of the last `window` calls of a kind, those that the core had to override."""
     window: int = 100
 
 
 class Conduct:
-    """Looks at the policies' conduct after each step; puts out who stands still or starves others."""
+    """Looks at the policies' conduct after each step; puts out who stands still, starves others or thrashes."""
 
     def __init__(self, advice: Advice, ledger: Ledger, step: StepState, limits: ConductLimits | None = None) -> None:
         self.limits = limits or ConductLimits()
@@ -62,20 +74,27 @@ class Conduct:
         """Id of a running sequence that gets nothing, and since when."""
         self._windows: dict[Kind, tuple[int, int]] = dict.fromkeys(KINDS, (0, 0))
         """Calls and overrides of each kind at the start of its window."""
+        self._losses: dict[int, Losses] = {}
+        """By sequence."""
+        self._watched = advice.policies
 
     def look(self) -> None:
         """After a step that was not paused; the guard is armed."""
+        if self._advice.policies is not self._watched:
+            self._reset()
         if (passed := self._passed_over) is not None and self._step.admitted:
             self._overtaken += sum(seq.priority >= passed.priority for seq in self._step.admitted)
         try:
             self._look_for_stall()
+            if self._step.preempted:
+                self._look_for_thrashing()
             if self._ledger.step % LOOK_EVERY == 0:
                 self._look_at_overrides()
                 self._look_for_starvation()
                 self._look_for_idling()
         except Fault as fault:
-            self._reset()
             self._advice.eject(fault)
+            self._reset()
         self._asked = self._advice.guard.calls["admission"]
 
     def pardon(self) -> None:
@@ -83,7 +102,12 @@ class Conduct:
         self._still_since = None
 
     def _reset(self) -> None:
+        """Others are in charge, who start with a clean slate."""
+        self._watched = self._advice.policies
         self._still_since = self._passed_over = self._idle = None
+        self._losses = {}
+        guard = self._advice.guard
+        self._windows = {kind: (guard.calls[kind], guard.blamed[kind]) for kind in KINDS}
 
     # ---- standing still -------------------------------------------------------------------------------------
 
@@ -145,6 +169,45 @@ class Conduct:
             raise Fault(
                 "prefill", "starving", f"running sequence {id} got nothing in the last {waited[longest]} steps"
             )
+
+    # ---- thrashing ------------------------------------------------------------------------------------------
+
+    def _look_for_thrashing(self) -> None:
+        ledger = self._ledger
+        if len(self._losses) > 2 * (len(ledger.sequences) + LOOK_EVERY):
+            self._losses = {id: losses for id, losses in self._losses.items() if id in ledger.sequences}
+        for preemption in self._step.preemptions:
+            seq, by = ledger.sequences.get(preemption.id), ledger.sequences.get(preemption.by)
+            if seq is not None and by is not None and preemption.cause != "override":
+                self._weigh(seq, by, preemption)
+
+    def _weigh(self, seq: SequenceState, by: SequenceState, preemption: Preemption) -> None:
+        """Whether this preemption of `seq` for `by` paid, and whether there were too many that did not."""
+        total, kept, times, admissions = self._losses.get(seq.id, (seq.prompt_len, 0, 0, 0))
+        won, swapped = seq.total - total, preemption.how == "swap"
+        lost, keeps = (0, preemption.tokens) if swapped else (preemption.tokens, 0)
+        if keeps > kept or won * PAYS >= max(1, lost):
+            times = admissions = 0
+        elif by.arrival > seq.arrival and by.priority >= seq.priority:
+            times += 1
+            admissions += preemption.cause == "admission" or -1 < seq.promised < seq.total
+        self._losses[seq.id] = (seq.total, keeps, times, admissions)
+        if times > self.limits.thrashes:
+            text = f"sequence {seq.id} gave way to later ones {times} times and won next to nothing in between"
+            raise Fault(
+                self._thrasher(2 * admissions > times), "thrashing", f"{text}, last {won} tokens for {lost} lost"
+            )
+
+    def _thrasher(self, by_admissions: bool) -> Kind:
+        """Who is to blame: the admission policy where it evicted, or let sequences in without room for their tokens.
+
+        What comes with kvyard is known by its tests: beside a policy of somebody else's it is not blamed.
+        """
+        policies, is_foreign = self._advice.policies, self._advice.guard.is_foreign
+        foreign = {kind: is_foreign(kind, policies.get(kind)) for kind in ("admission", "preemption")}
+        if foreign["admission"] != foreign["preemption"]:
+            return "admission" if foreign["admission"] else "preemption"
+        return "admission" if by_admissions else "preemption"
 
     # ---- overrides ------------------------------------------------------------------------------------------
 

@@ -197,7 +197,7 @@ class Guard:
         """
         clock, containment = self._clock_ns, self._containment
         known = self._known.get(kind)
-        foreign = known[1] if known is not None and known[0] is policy else self._is_foreign(kind, policy)
+        foreign = known[1] if known is not None and known[0] is policy else self.is_foreign(kind, policy)
         if self._armed:
             if not self._timed:
                 self._start_timer()
@@ -241,7 +241,8 @@ class Guard:
             self._judge_time(kind, method)
         return decision
 
-    def _is_foreign(self, kind: Kind, policy: Policy) -> bool:
+    def is_foreign(self, kind: Kind, policy: Policy) -> bool:
+        """Somebody else's, not one of those that come with kvyard."""
         known = self._known.get(kind)
         if known is None or known[0] is not policy:
             known = self._known[kind] = (policy, type(policy).__module__.partition(".")[0] not in OURS)
@@ -249,7 +250,7 @@ class Guard:
 
     def examine(self, kind: Kind, policy: Policy) -> None:
         """Look for what many calls in a row of `kind` may have done to the process. Raises Fault."""
-        if not self._is_foreign(kind, policy):
+        if not self.is_foreign(kind, policy):
             return
         breach = self._containment.breach(True)
         if breach is not None:

@@ -122,6 +122,7 @@ class Intake:
             if evict and not self._acceptable(offer):
                 offer = self._offer_with_room(seq, need, offer)
             if self._acceptable(offer):
+                seq.promised = need
                 self._enter(seq, offer, decision)
                 came_in.append(seq)
                 continue

@@ -34,6 +34,7 @@ class SequenceState:
         "number",
         "preemptions",
         "priority",
+        "promised",
         "prompt_len",
         "published",
         "reason",
@@ -85,6 +86,8 @@ class SequenceState:
         self.preemptions = 0
         self.admissions = 0
         self.admitted_step = -1
+        self.promised = 0
+        """Tokens that it had to be able to hold when it was last admitted; below 0: all it has."""
         self.reason = ""
         """Why it waits, when that is its own reason and not the whole queue's."""
         self.short = 0

@@ -58,9 +58,10 @@ Cause = Literal["growth", "admission"]
 class Admission(NamedTuple):
     """Who may come in, in which order, and under which conditions.
 
-    entries  candidates in order; `(view, tokens)` states the need (default: the whole current
-             sequence). The core tests each at its turn:
-             `blocks(need) - hits + idle hits + keep <= free`.
+    entries  candidates in order, as many as wait; `(view, tokens)` states the need (default: the whole
+             current sequence; less: it may come in before there is room for all it has). The core tests
+             each at its turn: `blocks(need) - hits + idle hits + keep <= free`. A need of more than four
+             times the whole pool is a fault (`over-committed`): it would never be met.
     keep     blocks that must stay free.
     hold     what an entry was promised and has not taken yet stays reserved for the rest of the step.
     skip     how many refused entries may be passed over; 0 makes the first refusal a barrier.

@@ -27,9 +27,10 @@ UNDISTURBED = ConductLimits(
     overtakes=10**12,
     age_s=float("inf"),
     idle_s=float("inf"),
+    thrashes=10**12,
     override_share=float("inf"),
 )
-"""Nobody is put out for standing still or for starving others, so that a discipline is seen as it is."""
+"""Nobody is put out for standing still, starving others or thrashing, so that a discipline is seen as it is."""
 TOKEN = 7
 Progress = Callable[[int, int, float], None]
 
