@@ -11,7 +11,7 @@ import torch
 import triton
 from kvyard.core.plan import BlockCopy
 from kvyard.engine import decoder
-from kvyard.engine.backends import cuda, cuda_ops
+from kvyard.engine.backends import cuda_ops, self_check
 from kvyard.engine.backends.base import BackendError, Batch
 from kvyard.engine.backends.cpu import CpuBackend
 from kvyard.engine.backends.cuda import CudaBackend
@@ -118,8 +118,8 @@ def test_scored_rows_are_read_in_passing(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_self_check_passes_and_finds_a_dependence_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda, "_CHECK_TOKENS", 12)
-    monkeypatch.setattr(cuda, "_CHECKED_ROWS", (1, 2, 5))
+    monkeypatch.setattr(self_check, "TOKENS", 12)
+    monkeypatch.setattr(self_check, "ROWS", (1, 2, 5))
     backend = on_cuda(folder(tmp_path, "llama"), deterministic=True)
     backend.self_check()
     honest = backend._ops.pool

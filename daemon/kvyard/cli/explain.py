@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
-from kvyard.cli.options import JsonOption, SocketOption
+from kvyard.cli.options import JsonOption, RequestArgument, SocketOption
 from kvyard.cli.output import clean, duration, say, say_json, size
 from kvyard.control.client import Client
 from kvyard.control.paths import client_socket
@@ -18,10 +18,7 @@ def register(app: typer.Typer) -> None:
 
 
 def explain(
-    request_id: Annotated[
-        str,
-        typer.Argument(help="Id of the request, at least 8 signs of its beginning, or its number in `kvyard top`."),
-    ],
+    request_id: RequestArgument,
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:

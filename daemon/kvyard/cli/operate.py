@@ -11,7 +11,7 @@ import typer
 
 from kvyard.cli import status as status_command
 from kvyard.cli.errors import CliError
-from kvyard.cli.options import JsonOption, SocketOption
+from kvyard.cli.options import JsonOption, RequestArgument, SocketOption
 from kvyard.cli.output import clean, say, say_json
 from kvyard.control.client import Client
 from kvyard.control.paths import client_socket
@@ -45,10 +45,7 @@ def events(
 
 
 def cancel(
-    request_id: Annotated[
-        str,
-        typer.Argument(help="Id of the request, at least 8 signs of its beginning, or its number in `kvyard top`."),
-    ],
+    request_id: RequestArgument,
     socket: SocketOption = None,
     json: JsonOption = False,
 ) -> None:

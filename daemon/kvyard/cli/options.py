@@ -12,3 +12,7 @@ SocketOption: TypeAlias = Annotated[
     typer.Option("--socket", help="Control socket of the daemon.", show_default=False, metavar="PATH"),
 ]
 JsonOption: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.", show_default=False)]
+RequestArgument: TypeAlias = Annotated[
+    str,
+    typer.Argument(help="Id of the request, at least 8 signs of its beginning, or its number in `kvyard top`."),
+]

@@ -13,12 +13,16 @@ from torch import Tensor
 from kvyard.core.plan import BlockCopy
 from kvyard.engine.backends.base import BackendError, Batch, KvGeometry, ScoreReader
 from kvyard.engine.backends.cpu_ops import CpuOps
-from kvyard.engine.backends.memory import available_bytes
+from kvyard.engine.backends.memory import available_bytes, step_bytes
+from kvyard.engine.backends.self_check import blocks_for, check_rows
 from kvyard.engine.decoder import Decoder
 from kvyard.engine.weights import Weights
 
-_CHECKED_ROWS = (1, 2, 3, 5, 8, 17)
-_CHECK_TOKENS = 64
+
+STEP_TOKENS = 512
+"""Tokens of a step for which memory is kept back when the pool is sized."""
+STEP_LOGITS = 256
+"""Rows of logits for which memory is kept back."""
 
 
 class CpuBackend:
@@ -44,8 +48,9 @@ class CpuBackend:
         self.geometry = KvGeometry(config.layers, config.kv_heads, padded, block_size, dtype)
 
     def free_bytes(self) -> int:
-        """Memory that the machine and the cgroups leave to this process."""
-        return available_bytes()
+        """What the machine and the cgroups leave to this process, less the activations of a large step."""
+        kept = step_bytes(self._ops.config, self.geometry.dtype.itemsize, STEP_TOKENS, STEP_LOGITS)
+        return max(0, available_bytes() - kept)
 
     def allocate(self, blocks: int, swap_blocks: int) -> None:
         """Reserve both pools; pages are taken from the machine when they are first written."""
@@ -56,8 +61,15 @@ class CpuBackend:
                 f"but {free / 2**30:.1f} GiB are free",
                 "ask for fewer with --kv-blocks, or free memory",
             )
-        self._ops.pool = self._pool(blocks)
-        self._host = torch.empty(swap_blocks, *self._ops.pool.blocks.shape[1:], dtype=self.geometry.dtype)
+        try:
+            self._ops.pool = self._pool(blocks)
+            self._host = torch.empty(swap_blocks, *self._ops.pool.blocks.shape[1:], dtype=self.geometry.dtype)
+        except RuntimeError as error:  # a machine that promises no more than it has, or a limit of the process
+            raise BackendError(
+                f"the system gives no {needed / 2**30:.1f} GiB for {blocks} KV blocks and {swap_blocks} swap blocks, "
+                f"although {free / 2**30:.1f} GiB are free",
+                "ask for fewer with --kv-blocks, or raise the limit on the process's memory",
+            ) from error
 
     def forward(self, batch: Batch, read: ScoreReader | None = None) -> Tensor:
         """See `Backend.forward`."""
@@ -76,47 +88,20 @@ class CpuBackend:
             target[torch.from_numpy(copy.target)] = source[torch.from_numpy(copy.source)]
 
     def self_check(self) -> None:
-        """One sequence of 64 tokens in one step, and again in steps of 1, 2, 3, 5, 8, 17 and the rest.
-
-        Every position's logits must have the same bits. Runs in a pool of its own.
-        """
-        kept, self._ops.pool = self._ops.pool, self._pool(-(-_CHECK_TOKENS // self.geometry.block_size))
+        """See `Backend.self_check`. Runs in a pool of its own."""
+        vocab_size, block_size = self._ops.config.vocab_size, self.geometry.block_size
+        kept = self._ops.pool
+        self._ops.pool = self._pool(blocks_for(block_size))
         try:
-            whole = self._stretch(0, _CHECK_TOKENS)
-            begin = 0
-            for rows in (*_CHECKED_ROWS, _CHECK_TOKENS - sum(_CHECKED_ROWS)):
-                self._compare(whole[begin : begin + rows], self._stretch(begin, begin + rows))
-                begin += rows
+            check_rows(
+                self.forward,
+                vocab_size,
+                block_size,
+                where="machine",
+                advice="start without --deterministic, or with --dtype float32",
+            )
         finally:
             self._ops.pool = kept
-
-    def _compare(self, expected: Tensor, found: Tensor) -> None:
-        if torch.equal(expected, found):
-            return
-        differing = int((expected != found).any(dim=1).sum())
-        raise BackendError(
-            f"on this machine a row's logits depend on the size of the step: {differing} of {len(found)} rows of a "
-            f"step of {len(found)} tokens differ from a step of {_CHECK_TOKENS}, by up to "
-            f"{float((expected - found).abs().max()):.1e}",
-            "start without --deterministic, or with --dtype float32",
-        )
-
-    def _stretch(self, begin: int, end: int) -> Tensor:
-        """Logits of the tokens `begin..end` of the check's sequence, whose earlier ones are in the pool."""
-        positions = torch.arange(begin, end, dtype=torch.int32)
-        blocks = -(-_CHECK_TOKENS // self.geometry.block_size)
-        return self.forward(
-            Batch(
-                tokens=(positions * 7919 + 11) % self._ops.config.vocab_size,
-                positions=positions,
-                starts=torch.tensor([0, end - begin], dtype=torch.int32),
-                lengths=torch.tensor([end], dtype=torch.int32),
-                tables=torch.arange(blocks, dtype=torch.int32)[None],
-                cache_slots=positions.long(),
-                logit_rows=torch.arange(end - begin),
-                decodes=int(end - begin == 1),
-            )
-        )
 
     def _pool(self, blocks: int) -> cpu.CpuPool:
         config, geometry = self._ops.config, self.geometry

@@ -11,7 +11,8 @@ from torch import Tensor
 from kvyard.core.plan import BlockCopy
 from kvyard.engine.backends.base import BackendError, Batch, KvGeometry, ScoreReader
 from kvyard.engine.backends.cuda_ops import CudaOps, KvPool
-from kvyard.engine.backends.memory import available_bytes
+from kvyard.engine.backends.memory import available_bytes, step_bytes
+from kvyard.engine.backends.self_check import blocks_for, check_rows
 from kvyard.engine.decoder import Decoder
 from kvyard.engine.weights import Weights
 
@@ -21,8 +22,6 @@ STEP_TOKENS = 8192
 """Tokens of a step for which memory is kept back when the pool is sized."""
 STEP_LOGITS = 256
 """Rows of logits for which memory is kept back."""
-_CHECKED_ROWS = (1, 2, 3, 5, 8, 17)
-_CHECK_TOKENS = 64
 
 
 class CudaBackend:
@@ -54,15 +53,8 @@ class CudaBackend:
             return available_bytes()
         free, _ = torch.cuda.mem_get_info(self._device)
         unused = torch.cuda.memory_reserved(self._device) - torch.cuda.memory_allocated(self._device)
-        return max(0, free + unused - self._step_bytes())
-
-    def _step_bytes(self) -> int:
-        """Activations alive at once in a step: the widest layer's, the residual stream, and logits twice."""
-        config = self._ops.config
-        wide = max(3 * config.intermediate, 2 * config.qkv_rows) + 2 * config.hidden
-        item = self.geometry.dtype.itemsize
-        tokens = STEP_TOKENS * (wide * item + 4 * config.hidden)
-        return tokens + STEP_LOGITS * config.vocab_size * (4 + item)
+        kept = step_bytes(self._ops.config, self.geometry.dtype.itemsize, STEP_TOKENS, STEP_LOGITS)
+        return max(0, free + unused - kept)
 
     def allocate(self, blocks: int, swap_blocks: int) -> None:
         """Reserve both pools; the host's is pinned, so that copies run at the bus's speed."""
@@ -109,49 +101,20 @@ class CudaBackend:
             target[torch.from_numpy(copy.target).to(target.device)] = gathered
 
     def self_check(self) -> None:
-        """One sequence of 64 tokens in one step, and again in steps of 1, 2, 3, 5, 8, 17 and the rest.
-
-        Every position's logits must have the same bits. Runs in a pool of its own.
-        """
+        """See `Backend.self_check`. Runs in a pool of its own."""
+        vocab_size, block_size = self._ops.config.vocab_size, self.geometry.block_size
         kept = self._ops.pool
-        self._ops.pool = KvPool(self.geometry, -(-_CHECK_TOKENS // self.geometry.block_size), self._device)
+        self._ops.pool = KvPool(self.geometry, blocks_for(block_size), self._device)
         try:
-            whole = self._stretch(0, _CHECK_TOKENS)
-            begin = 0
-            for rows in (*_CHECKED_ROWS, _CHECK_TOKENS - sum(_CHECKED_ROWS)):
-                _compare(whole[begin : begin + rows], self._stretch(begin, begin + rows))
-                begin += rows
+            check_rows(
+                self.forward,
+                vocab_size,
+                block_size,
+                where="device",
+                advice="start without --deterministic",
+            )
         finally:
             self._ops.pool = kept
-
-    def _stretch(self, begin: int, end: int) -> Tensor:
-        """Logits of the tokens `begin..end` of the check's sequence, whose earlier ones are in the pool."""
-        positions = torch.arange(begin, end, dtype=torch.int32)
-        blocks = -(-_CHECK_TOKENS // self.geometry.block_size)
-        return self.forward(
-            Batch(
-                tokens=(positions * 7919 + 11) % self._ops.config.vocab_size,
-                positions=positions,
-                starts=torch.tensor([0, end - begin], dtype=torch.int32),
-                lengths=torch.tensor([end], dtype=torch.int32),
-                tables=torch.arange(blocks, dtype=torch.int32)[None],
-                cache_slots=positions.long(),
-                logit_rows=torch.arange(end - begin),
-                decodes=int(end - begin == 1),
-            )
-        )
-
-
-def _compare(expected: Tensor, found: Tensor) -> None:
-    if torch.equal(expected, found):
-        return
-    differing = int((expected != found).any(dim=1).sum())
-    raise BackendError(
-        f"on this device a row's logits depend on the size of the step: {differing} of {len(found)} rows of a step "
-        f"of {len(found)} tokens differ from a step of {_CHECK_TOKENS}, by up to "
-        f"{float((expected - found).abs().max()):.1e}",
-        "start without --deterministic",
-    )
 
 
 def describe(name: str) -> str:

@@ -1,9 +1,16 @@
-"""How much memory this process may still take: the machine's, the cgroups', and what others use already."""
+"""How much memory this process may still take: the machine's, the cgroups', and what others use already.
+
+And how much of it a step needs, which the KV pool must leave.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvyard.engine.model_config import ModelConfig
 
 
 def available_bytes(root: Path = Path("/")) -> int:
@@ -14,6 +21,15 @@ def available_bytes(root: Path = Path("/")) -> int:
     """
     rooms = [*_machine(root), *_cgroup_v2(root), *_cgroup_v1(root)]
     return max(0, min(rooms)) if rooms else 0
+
+
+def step_bytes(config: ModelConfig, item: int, tokens: int, rows: int) -> int:
+    """Activations alive at once in a step of `tokens` tokens with `rows` rows of logits; an element has `item` bytes.
+
+    The widest layer's, the residual stream in float32, and the logits twice.
+    """
+    wide = max(3 * config.intermediate, 2 * config.qkv_rows) + 2 * config.hidden
+    return tokens * (wide * item + 4 * config.hidden) + rows * config.vocab_size * (4 + item)
 
 
 def _machine(root: Path) -> Iterator[int]:
