@@ -232,8 +232,13 @@ def strict(text: str) -> Any:  # noqa: ANN401 - any JSON value
 
 
 @contextlib.contextmanager
-def scripted(folder: Path, outputs: Outputs, *, chat: bool) -> Iterator[Scripted]:
-    """A daemon with the model in `folder` whose named requests get these outputs."""
+def scripted(
+    folder: Path, outputs: Outputs, *, chat: bool, kills: tuple[str, int] | None = None
+) -> Iterator[Scripted]:
+    """A daemon with the model in `folder` whose named requests get these outputs.
+
+    `kills` names a request that kills the engine, the first time that so many of its tokens have been computed.
+    """
     tokenizer = Tokenizer.load(folder)
     ids = {tokenizer.token_bytes(at): at for at in range(tokenizer.vocab_size) if at not in tokenizer.special_ids}
     marks = dict(zip(outputs, _words(tokenizer) if chat else range(*_CONTROLS), strict=False))
@@ -249,8 +254,13 @@ def scripted(folder: Path, outputs: Outputs, *, chat: bool) -> Iterator[Scripted
         for name, outputs_of in outputs.items()
         for index, output in enumerate(outputs_of)
     ]
+    env = {"KVYARD_TEST_SCRIPT": json.dumps(scripts)}
+    if kills is not None:
+        name, computed = kills
+        fault = {"point": "sample", "action": "kill", "token": marks[name], "computed": computed}
+        env["KVYARD_TEST_FAULTS"] = json.dumps([{**fault, "once": str(folder / "killed")}])
     with (
-        daemon(*FLAGS, model=folder, env={"KVYARD_TEST_SCRIPT": json.dumps(scripts)}) as running,
+        daemon(*FLAGS, model=folder, env=env) as running,
         httpx.Client(base_url=running.base, timeout=limit(60), verify=False) as http,
     ):
         yield Scripted(running, http, tokenizer, marks, chat=chat)

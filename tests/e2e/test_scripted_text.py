@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvyard.control.client import Client
 
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.scripted import Scripted, Token, pieces_model, scripted, words_model
@@ -51,6 +52,7 @@ WORDS: dict[str, list[Token]] = {
     "again": [b"a", b"a", b"b", b"a", b"b", b"a", b"c", END],
     "long": [b"a", b" door", b" opens"] * 700,
     "ten": [b" red"] * 10,
+    "kills": [*FACES[:23], FACES[3], b" red", b" door", END],
 }
 SEVERAL: dict[str, list[list[Token]]] = {
     "two": [[b" red", b" door", END], [b" a", b" red", b" blue", b" door", END]],
@@ -69,7 +71,8 @@ PIECES: dict[str, list[Token]] = {
 def words(tmp_path_factory: pytest.TempPathFactory, default_model: Path) -> Iterator[Scripted]:
     """The default model's byte-level vocabulary."""
     folder = words_model(tmp_path_factory.mktemp("words"), default_model)
-    with scripted(folder, {name: [tokens] for name, tokens in WORDS.items()} | SEVERAL, chat=True) as found:
+    outputs = {name: [tokens] for name, tokens in WORDS.items()} | SEVERAL
+    with scripted(folder, outputs, chat=True, kills=("kills", 20)) as found:
         yield found
         idle_again(found.running)
         assert "Traceback" not in found.running.log
@@ -144,6 +147,27 @@ def test_tokens_without_text_count_and_show_nothing(
         answer = daemon.running.post("/detokenize", {"tokens": [BLANK]})
         assert answer.json() == {"prompt": ""}
         assert daemon.running.post("/detokenize", {"tokens": [BLANK + 3]}).status_code == 400
+
+
+@pytest.mark.parametrize("stop", [FACE + " red", None])
+def test_TEXT_02_a_sign_that_is_cut_by_an_engines_death(words: Scripted, stop: str | None) -> None:
+    """The prompt is two tokens long: at 20 computed ones half a face is there, and a stop string has begun."""
+    first = words.stream("/v1/completions", "kills", stop=stop).choices
+    assert value(words.running, "kvyard_engine_restarts_total") == 1
+    told = words.ask("kills", stop=stop)
+    assert told.text == (FACE * 5 if stop else FACE * 6 + " red door")
+    assert [choice.outcome for choice in first] == [told.outcome]
+    assert (first[0].logprobs, first[0].offsets) == (told.logprobs, told.offsets)
+
+
+@pytest.mark.parametrize("name", ["faces", "impossible", "half a sign", "foo nothing bar", "special", "leading"])
+def test_TEXT_02_03_09_12_over_the_control_socket(words: Scripted, name: str) -> None:
+    prompt = words.body("/v1/completions", name)["prompt"]
+    with Client(words.running.socket) as client:
+        answer = client.call("generate", {"prompt": prompt, "temperature": 0, "max_tokens": 200})
+    told = words.ask(name)
+    assert (answer["text"], answer["token_ids"], answer["finish_reason"]) == (told.text, told.tokens, "stop")
+    assert answer["usage"]["completion_tokens"] == len(told.tokens)
 
 
 # ---- stop strings --------------------------------------------------------------------------------------------
