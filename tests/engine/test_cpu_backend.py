@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import resource
 from pathlib import Path
 
+import psutil
 import pytest
 import torch
 from kvyard.engine.backends import backend_maker, choose_device
 from kvyard.engine.backends.base import BackendError
-from kvyard.engine.backends.cpu import CpuBackend
+from kvyard.engine.backends.cpu import STEP_LOGITS, STEP_TOKENS, CpuBackend
+from kvyard.engine.backends.memory import step_bytes
 from kvyard.engine.loading import Loaded, choose_dtype, load
 from torch import Tensor
 
@@ -42,6 +45,29 @@ def test_a_pool_that_does_not_fit_is_refused_with_both_numbers(folder: Path) -> 
     with pytest.raises(BackendError, match="GiB are free") as raised:
         backend.allocate(blocks, 5)
     assert "--kv-blocks" in raised.value.hint
+
+
+def test_what_the_system_does_not_give_is_refused_in_words(folder: Path) -> None:
+    backend = _load(folder).backend
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    used = psutil.Process().memory_info().vms
+    resource.setrlimit(resource.RLIMIT_AS, (used + (256 << 20), before[1]))
+    try:
+        with pytest.raises(BackendError, match=r"the system gives no 0\.5 GiB for"):
+            backend.allocate((512 << 20) // backend.geometry.block_bytes, 0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+
+
+def test_MEMORY_06_the_activations_of_a_step_are_no_room_for_the_pool(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    loaded = _load(folder)
+    kept = step_bytes(loaded.config, 4, STEP_TOKENS, STEP_LOGITS)
+    assert kept >= STEP_LOGITS * loaded.config.vocab_size * 8
+    for there, free in ((kept + 1000, 1000), (kept - 1000, 0)):
+        monkeypatch.setattr("kvyard.engine.backends.cpu.available_bytes", lambda there=there: there)
+        assert loaded.backend.free_bytes() == free
 
 
 def test_the_pool_takes_memory_only_when_it_is_used(folder: Path) -> None:

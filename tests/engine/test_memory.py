@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from kvyard.engine.backends.memory import available_bytes
+from kvyard.engine.backends.memory import available_bytes, step_bytes
+from kvyard.engine.model_config import ModelConfig, Rope
 
 _GIB = 1 << 30
 
@@ -74,3 +75,23 @@ def test_without_any_source_nothing_is_promised(tmp_path: Path) -> None:
 
 def test_this_machine() -> None:
     assert 0 < available_bytes() < 1 << 50
+
+
+def test_a_step_needs_room_for_its_widest_layer_and_its_logits() -> None:
+    rope = Rope(10000.0, 8)
+    config = ModelConfig(
+        "llama",
+        97,
+        32,
+        layers=3,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        intermediate=64,
+        max_context=256,
+        norm_eps=1e-5,
+        rope=rope,
+    )
+    layer, residual = 3 * 64 + 2 * 32, 4 * 32
+    assert step_bytes(config, 2, 10, 0) == 10 * (2 * layer + residual)
+    assert step_bytes(config, 2, 0, 5) == 5 * 97 * (4 + 2)

@@ -18,7 +18,6 @@ from kvyard.engine.backends.self_check import blocks_for, check_rows
 from kvyard.engine.decoder import Decoder
 from kvyard.engine.weights import Weights
 
-
 STEP_TOKENS = 512
 """Tokens of a step for which memory is kept back when the pool is sized."""
 STEP_LOGITS = 256
