@@ -37,6 +37,8 @@ class Fault:
     kind: str = "admission"
     most_s: float = HARD_S
     """Most time that the step in which it is put out may spend on scheduling."""
+    beside: str = ""
+    """A preemption policy of the package that lets it do its harm."""
 
     @property
     def policy(self) -> str:
@@ -101,6 +103,8 @@ def try_fault(yard: Yard, fault: Fault) -> dict[str, Any] | None:
     """Swap it in, run the load, check everything; its exit record."""
     before, counted = len(yard.ejections()), ejected(yard, fault)
     try:
+        if fault.beside:
+            yard.swap("preemption", f"faulty-{fault.beside}")
         yard.swap(fault.kind, f"faulty-{fault.name}")
         yard.load()
         exits = yard.ejections()[before:]
@@ -136,8 +140,10 @@ def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
     assert [entry["policy"] for entry in status["quarantine"]] == [fault.policy]
     assert status["engine"]["restarts"] == 0
     wait_until(lambda: record["step"] in yard.steps, 5, f"the record of step {record['step']}")
-    timings = yard.steps[record["step"]]["timings"]
-    assert timings["schedule"] / 1e9 < limit(fault.most_s) * 3, timings
+    step = yard.steps[record["step"]]
+    assert step["timings"]["schedule"] / 1e9 < limit(fault.most_s) * 3, step["timings"]
+    if record["code"] != "stalled":
+        assert step["prompt_tokens"] + step["decode_tokens"] > 0, "the built-in went on in the same step"
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Each decision is valid; taken together they do harm, or would if the core did not dispose."""
+"""Most decisions are valid here; taken together they do harm, or would if the core did not dispose."""
 
 from collections.abc import Sequence
 
@@ -17,10 +17,10 @@ from kvyard_faulty.trigger import FaultyAdmission
 
 
 class OverCommits(FaultyAdmission):
-    """Admits as if sequences needed no blocks."""
+    """Promises each request a thousand times the room that there is."""
 
-    def admit(self, s: Snapshot) -> Admission:
-        return Admission([(r, 0) for r in s.waiting])
+    def fault(self, s: Snapshot) -> Admission:
+        return Admission([(r, 1000 * s.blocks * s.block_size) for r in s.waiting])
 
 
 class Nobody(FaultyAdmission):
@@ -34,7 +34,7 @@ class Nobody(FaultyAdmission):
 
 
 class Everybody(FaultyAdmission):
-    """Admits everybody, whatever is free, and takes the room from those that run."""
+    """Admits everybody, whatever is free, and takes the room from those that run, if their policy lets it."""
 
     def admit(self, s: Snapshot) -> Admission:
         return Admission([(r, 1) for r in s.waiting], skip=1000, evict=True)
@@ -51,25 +51,36 @@ class Starves(FaultyAdmission):
         return Admission([r for r in s.waiting if r.id != self.victim])
 
 
-class SameVictim(PreemptionPolicy):
-    """Puts out the first that runs, always."""
+class Obliging(PreemptionPolicy):
+    """Lets whoever waits put out the last that came in. No fault by itself: who may evict is for admission to say."""
 
     api = (1, 0)
 
     def victims(self, s: Snapshot, short: int, who: RequestView, cause: Cause) -> Victims:
-        return Victims(s.running[:1])
+        return Victims(reversed(s.running))
+
+
+class SameVictim(PreemptionPolicy):
+    """Puts out the first that came, always, and finds blocks short in almost every step."""
+
+    api = (1, 0)
+    lookahead = 64
+
+    def victims(self, s: Snapshot, short: int, who: RequestView, cause: Cause) -> Victims:
+        return Victims(sorted(s.running, key=lambda r: r.arrival))
 
 
 class Cycle(PreemptionPolicy):
-    """Puts out the next one each time, so that nobody should get anywhere."""
+    """Puts out the two that came first in turn, each for the other and both for the rest."""
 
     api = (1, 0)
+    lookahead = 64
     turn = 0
 
     def victims(self, s: Snapshot, short: int, who: RequestView, cause: Cause) -> Victims:
         self.turn += 1
-        first = self.turn % len(s.running)
-        return Victims([*s.running[first:], *s.running[:first]])
+        first, *others = sorted(s.running, key=lambda r: r.arrival)
+        return Victims([first, *others] if self.turn % 2 else [*others, first])
 
 
 class OverBudget(PrefillPolicy):
