@@ -1,4 +1,4 @@
-"""The control protocol: JSON lines over a Unix socket (DESIGN section 6).
+"""The control protocol: JSON lines over a Unix socket (docs/control.md).
 
 The server greets with `Hello`. A client sends `Request` lines and gets one `Response` per request, in
 any order, matched by `id`. `subscribe` makes the server send `Event` lines until the connection ends.

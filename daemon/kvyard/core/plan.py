@@ -1,4 +1,4 @@
-"""What the core hands to the engine each step, and what it gets back (DESIGN section 4).
+"""What the core hands to the engine each step, and what it gets back (docs/architecture.md).
 
 Arrays are columns: one row per running sequence, addressed by its slot. `tables` and `tokens` are live
 views of the core's own arrays, valid until the next call of the core; nobody else writes them.

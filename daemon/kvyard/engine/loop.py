@@ -1,4 +1,4 @@
-"""The step loop: inbox, policies, plan, model, sample, outputs (DESIGN sections 2 and 4).
+"""The step loop: inbox, policies, plan, model, sample, outputs (docs/architecture.md).
 
 It is the engine's main thread and the only Python thread of the process. Nothing in it blocks but the
 wait for work: sends are buffered, the collector is off while steps run, and messages from the front take

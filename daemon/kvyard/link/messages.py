@@ -1,4 +1,4 @@
-"""Messages between front and engine (DESIGN section 2): msgpack arrays over a socketpair.
+"""Messages between front and engine (docs/architecture.md): msgpack arrays over a socketpair.
 
 Columns travel as raw little-endian bytes (`int64` ids, `int32` tokens, `uint64` hashes), because a
 step of a thousand sequences must not cost a thousand Python objects on each side. Times are seconds on
@@ -219,7 +219,7 @@ class Failed(Struct, array_like=True, tag="failed"):
 
 
 class Ejected(Struct, array_like=True, tag="ejected"):
-    """A policy was put out and the built-in of its kind took over in the same step (DESIGN, guard)."""
+    """A policy was put out and the built-in of its kind took over in the same step."""
 
     policy: str
     """`kind/name`."""

@@ -1,4 +1,4 @@
-"""The progress page: shared memory in which the engine says what it is doing (DESIGN section 2).
+"""The progress page: shared memory in which the engine says what it is doing (docs/architecture.md).
 
 The supervisor reads it without the engine's help, so it can tell a hang from a long legal prefill, and
 after a death it knows who was running. One writer, one reader, one machine word per value: a word is

@@ -1,4 +1,4 @@
-"""The step record: what one step did, and why (DESIGN section 2).
+"""The step record: what one step did, and why.
 
 Metrics, the TUI, the decision log, shadow runs, traces and the simulator all read this one record. It
 carries block numbers and counts, never token ids or digests. Durations are in nanoseconds.

@@ -1,4 +1,4 @@
-"""Base classes of the three kinds of policy and of a discipline (DESIGN section 4).
+"""Base classes of the three kinds of policy and of a discipline (docs/plugins.md).
 
 Every method has a working default, so a policy overrides only what it is about. Policies advise and
 the core disposes: an impossible decision is overridden and counted, a faulty policy is put out and

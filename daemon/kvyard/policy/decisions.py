@@ -1,4 +1,4 @@
-"""The values that policies return: a step's shape, an admission, an order of victims (DESIGN section 4).
+"""The values that policies return: a step's shape, an admission, an order of victims (docs/plugins.md).
 
 A decision is plain data. Its iterables may be lazy: the core walks them inside the guard and turns
 them into plain lists before anything is applied, so no policy code ever runs outside the guard.

@@ -1,4 +1,4 @@
-"""What a policy sees: read-only views of the scheduler's state, never copies (DESIGN section 4).
+"""What a policy sees: read-only views of the scheduler's state, never copies (docs/plugins.md).
 
 The core implements these protocols over its own columns. What a snapshot shows is frozen while a
 policy runs, because only the core writes. A policy has no other input: no clock, no randomness, no

@@ -1,4 +1,4 @@
-"""The interface between the engine's step loop and the device (DESIGN section 5).
+"""The interface between the engine's step loop and the device.
 
 A backend owns the weights, the KV pool and the host pool of one model on one device. The step loop
 hands it a `Batch` and gets logits; nothing above this line knows what a device is.

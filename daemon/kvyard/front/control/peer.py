@@ -48,7 +48,7 @@ def belongs_to(pid: int, engine: int | None) -> bool:
     """Whether a process is the engine, in its session, or among its descendants.
 
     The engine runs policies with the daemon's own rights, so this keeps a faulty one from operating the
-    daemon; it is no sandbox (DESIGN, trust).
+    daemon; it is no sandbox.
     """
     if engine is None or pid <= 0:
         return False
