@@ -297,7 +297,8 @@ class EngineLoop:
 
     def _send_record(self, plan: Plan, undone: bool = False) -> None:
         record = self._p.recorder.record(plan, undone)
-        if record is None:
-            self._p.channel.flush()
-        else:
-            self._p.channel.send(record)
+        if record is not None:
+            self._p.channel.post(record)
+        started = self._ns()
+        self._p.channel.flush()
+        self._p.recorder.sent(self._ns() - started)

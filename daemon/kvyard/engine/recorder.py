@@ -28,18 +28,24 @@ class Recorder:
         self._ended: int | None = None
         self._told = (0, 0)
         """Waiting sequences and generation in the last record: while nothing is placed, only these can change."""
-        self._gap = self._schedule = self._model = self._sample = 0
+        self._gap = self._send = self._schedule = self._model = self._sample = 0
+        self._sent_ns = 0
 
     def begin(self, at: float) -> None:
         """A step starts."""
         self.mark = self._last = self._ns()
         self._at = at
         self._gap = self.mark - self._ended - self.inbox_ns if self._ended is not None else 0
+        self._send = self._sent_ns if self._ended is not None else 0
         self._schedule = self._model = self._sample = 0
 
     def idle(self) -> None:
         """The loop waits for work: that is no gap between steps."""
         self._ended = None
+
+    def sent(self, spent_ns: int) -> None:
+        """The record of the step before was handed to the front."""
+        self._sent_ns = spent_ns
 
     def scheduled(self) -> None:
         """Policies, guard, planner and pool are done."""
@@ -74,7 +80,7 @@ class Recorder:
         record = StepRecord(
             step=plan.step,
             at=self._at,
-            timings=Timings(self.inbox_ns, self._schedule, self._model, self._sample, outputs, max(self._gap, 0)),
+            timings=self._timings(outputs),
             ids=b"" if undone else plan.ids.tobytes(),
             granted=b"" if undone else plan.granted.astype(np.int32).tobytes(),
             prompt_tokens=parts.prompt_tokens,
@@ -95,3 +101,7 @@ class Recorder:
         )
         self.inbox_ns = 0
         return record
+
+    def _timings(self, outputs: int) -> Timings:
+        gap = max(self._gap, 0)
+        return Timings(self.inbox_ns, self._schedule, self._model, self._sample, outputs, gap, min(self._send, gap))

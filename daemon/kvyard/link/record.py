@@ -57,6 +57,8 @@ class Timings(Struct, array_like=True):
     outputs: int
     gap: int
     """From the end of the step before to the start of this one (idle time not counted)."""
+    send: int = 0
+    """Of the gap: the system call that hands the step before to the front, and wakes it where it sleeps."""
 
 
 class StepRecord(Struct, array_like=True, tag="step"):
