@@ -167,16 +167,23 @@ def test_all_in_charge_then_the_rest() -> None:
     assert lines[0].startswith("prefill vllm") and lines[-1] == "generation: 3"
 
 
-def test_a_discipline_is_a_table_of_its_parts() -> None:
+def test_a_discipline_is_its_parts_and_their_parameters() -> None:
+    order = {"name": "order", "type": "text", "value": "fcfs", "default": "fcfs", "change": "live", "doc": "Of what."}
     parts = {
-        "admission": {"name": "vllm", "params": {"watermark": 0.01, "order": "fcfs"}},
-        "prefill": {"name": "vllm", "params": {}},
+        "admission": {"name": "vllm", "params": {"watermark": 0.01}, "parameters": [order]},
+        "preemption": {"name": "plain", "params": {}, "parameters": []},
+        "prefill": {"name": "gone", "params": {"chunk": 5}, "problem": "it is not installed"},
     }
-    lines = shown_lines({"kind": "discipline", "name": "mine", "distribution": "me", "doc": "Mine.", "parts": parts})
-    assert lines[:2] == ["discipline mine  (me)", "  Mine."]
-    assert lines[2].split() == ["KIND", "POLICY", "PARAMETERS"]
-    assert lines[3].split() == ["admission", "vllm", "watermark=0.01", "order=fcfs"]
-    assert lines[4].split() == ["prefill", "vllm"]
+    shown = {"kind": "discipline", "name": "mine", "distribution": "me", "doc": "Mine.", "parts": parts}
+    lines = shown_lines({**shown, "in_charge": False})
+    assert lines[:5] == ["discipline mine  (me)", "  not in charge", "  Mine.", "", "  admission vllm"]
+    assert lines[5].split()[:3] == ["PARAMETER", "VALUE", "DEFAULT"]
+    assert lines[6].split() == ["order", "fcfs", "fcfs", "text", "live", "Of", "what."]
+    assert lines[7:] == [
+        "", "  preemption plain", "    no parameters",
+        "", "  prefill gone", "    chunk=5", "    ! it is not installed",
+    ]  # fmt: skip
+    assert shown_lines({**shown, "in_charge": True})[1] == "  in charge"
 
 
 @pytest.mark.parametrize(

@@ -25,14 +25,16 @@ def discipline_lines(shown: dict[str, Any]) -> list[str]:
     lines += _in_charge(shown)
     lines += [f"  {clean(line.strip())}" for line in str(shown.get("doc", "")).splitlines() if line.strip()]
     for kind, part in shown["parts"].items():
-        lines += [
-            "",
-            f"  {clean(kind)} {clean(str(part['name']))}",
-            *_parameters(part.get("parameters") or [], "    "),
-        ]
-        if part.get("problem"):
-            lines.append(f"    ! {clean(str(part['problem']))}")
+        lines += ["", f"  {clean(kind)} {clean(str(part['name']))}", *_part_parameters(part)]
     return lines
+
+
+def _part_parameters(part: dict[str, Any]) -> list[str]:
+    """Those that the policy declares; of one that cannot be loaded, what the discipline sets, and why."""
+    if not part.get("problem"):
+        return _parameters(part["parameters"], "    ") or ["    no parameters"]
+    given = [f"    {clean(name)}={scalar(value)}" for name, value in part["params"].items()]
+    return [*given, f"    ! {clean(str(part['problem']))}"]
 
 
 def part_lines(part: dict[str, Any]) -> list[str]:

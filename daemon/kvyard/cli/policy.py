@@ -21,6 +21,7 @@ SWAP_TIMEOUT = 120.0
 """Seconds: the answer comes when the policy is in charge, after vetting and adoption."""
 
 KindArgument = Annotated[str, typer.Argument(help="admission, preemption, prefill, or discipline.")]
+PartArgument = Annotated[str, typer.Argument(help="admission, preemption or prefill, also of a discipline.")]
 ParamsArgument = Annotated[
     list[str] | None, typer.Argument(help="Parameters as name=value.", show_default=False, metavar="[NAME=VALUE]...")
 ]
@@ -90,7 +91,7 @@ def swap(
 
 
 def set_params(
-    kind: KindArgument, params: ParamsArgument = None, socket: SocketOption = None, json: JsonOption = False
+    kind: PartArgument, params: ParamsArgument = None, socket: SocketOption = None, json: JsonOption = False
 ) -> None:
     """Change live parameters of a policy in charge."""
     values = _parse(params)

@@ -106,7 +106,7 @@ def run(
     requests: RequestsOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Run a discipline over arrivals, and print figures of the whole and of each request."""
+    """Run a discipline over arrivals, and print figures of the whole, or also of each request."""
     from kvyard.sim import figures
     from kvyard.sim.compare import simulate
 

@@ -55,7 +55,9 @@ def _paths() -> Json:
         "/v1/models/{model}": {
             "get": _get("The served model.", _answer("Model")) | {"parameters": [model]},
         },
-        "/tokenize": {"post": _posting("Token ids of a text.", "TokenizeRequest", _answer("Tokenized"))},
+        "/tokenize": {
+            "post": _posting("Token ids of a prompt or a conversation.", "TokenizeRequest", _answer("Tokenized"))
+        },
         "/detokenize": {"post": _posting("Text of token ids.", "DetokenizeRequest", _answer("Detokenized"))},
         "/health": {"get": _get("Whether the front lives.", _answer("Health"))},
         "/ready": {"get": {"summary": "Whether requests are served now.", "responses": ready}},
