@@ -30,6 +30,8 @@ class Channel:
         self._early: list[ToEngine] = []
         self._poll = select.poll()
         self._poll.register(sock, select.POLLIN)
+        self._arrived = select.poll()
+        self._arrived.register(sock, select.POLLIN)
         self.stalls = 0
         """Times that scheduling had to stop because the front did not read."""
 
@@ -82,6 +84,9 @@ class Channel:
     def receive(self) -> list[ToEngine]:
         """All messages that are there. Raises FrontGone at end-of-file."""
         messages, self._early = self._early, []
+        # In most steps nothing has come: to ask costs 1 us, the exception of a read in vain 9.
+        if not self._arrived.poll(0):
+            return messages
         while True:
             try:
                 count = self._sock.recv_into(self._received)
