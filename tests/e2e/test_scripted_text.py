@@ -49,6 +49,7 @@ WORDS: dict[str, list[Token]] = {
     "foo nothing bar": [b"foo", BLANK, b"bar", BLANK, END],
     "special": [b"foo", OTHER, b"bar", END, b"foo", OTHER, END],
     "END": [END],
+    "rest": [b"\x99", b"\x82", b"A", END],
     "again": [b"a", b"a", b"b", b"a", b"b", b"a", b"c", END],
     "long": [b"a", b" door", b" opens"] * 700,
     "ten": [b" red"] * 10,
@@ -359,6 +360,38 @@ def test_echo_and_its_offsets(words: Scripted, fields: dict[str, Any]) -> None:
     assert told.offsets[first:] == [len(prompt) + at for at in plain.offsets]
     assert told.logprobs[first:] == pytest.approx(plain.logprobs, abs=1e-3)
     assert told.logprobs[0] is None
+
+
+@pytest.mark.parametrize(
+    ("name", "shown", "alone"),
+    [
+        ("rest", FACE + "A", LOST * 2 + "A"),
+        ("doors", LOST + " a red door opens", " a red door opens"),
+        ("END", LOST, ""),
+    ],
+)
+def test_echo_of_ids_that_end_within_a_sign(words: Scripted, name: str, shown: str, alone: str) -> None:
+    """The text of an echo is that of all ids together."""
+    text = str(words.body("/v1/completions", name)["prompt"])
+    prompt = [*words.tokenizer.encode(text + FACE)[:-1]]
+    told = words.ask(name, echo=True, prompt=prompt)
+    assert told.text == text + shown == words.tokenizer.decode([*prompt, *told.tokens[:-1]])
+    assert words.whole("/v1/completions", name, prompt=prompt).choices[0].text == alone
+    scored = words.running.complete(prompt, echo=True, max_tokens=0, logprobs=0)["choices"][0]
+    assert scored["text"] == text + LOST
+    assert scored["logprobs"]["text_offset"] == told.offsets[: len(prompt)]
+
+
+def test_an_echoed_prompt_holds_no_stop_string(words: Scripted) -> None:
+    prompt = str(words.body("/v1/completions", "doors")["prompt"])
+    told = words.ask("doors", echo=True, stop=["Once", prompt[-1] + " a", "opens"])
+    assert (told.text, told.stop_reason) == (prompt + " a red door ", "opens")
+
+
+@pytest.mark.parametrize(("stop", "limit"), [("door", 3), (None, 5), (["opens"], 4)])
+def test_an_end_with_the_last_token_allowed_is_a_stop(words: Scripted, stop: str | None, limit: int) -> None:
+    told = words.ask("doors", stop=stop, max_tokens=limit)
+    assert (told.finishes, len(told.tokens)) == (["stop"], limit)
 
 
 def test_LOGPROB_08_an_entry_for_each_token_however_its_text_is_held_back(words: Scripted) -> None:

@@ -11,6 +11,13 @@ from kvyard.front.text.detokenizer import Detokenizer
 from kvyard.front.text.tokenizer import Tokenizer
 
 
+@pytest.fixture(scope="module")
+def of_byte(tokenizer: Tokenizer) -> dict[int, int]:
+    """The token of each byte that has one."""
+    single = [(tokenizer.token_bytes(i), i) for i in range(tokenizer.vocab_size)]
+    return {spelt[0]: i for spelt, i in single if len(spelt) == 1}
+
+
 def pieces_of(tokens: list[bytes], hidden: frozenset[int] = frozenset()) -> list[str]:
     """Text after each token, and what is left at the end as the last entry."""
     detokenizer = Detokenizer(tokens.__getitem__, hidden)
@@ -94,6 +101,19 @@ def test_which_tokens_break_a_character(tokens: tuple[bytes, ...], broken: list[
         told.append(detokenizer.breaks(at))
         detokenizer.feed(at)
     assert told == broken
+
+
+@given(st.binary(max_size=12), st.lists(st.binary(max_size=4), max_size=8))
+def test_a_text_that_goes_on_with_an_incomplete_character(
+    tokenizer: Tokenizer, of_byte: dict[int, int], before: bytes, tokens: list[bytes]
+) -> None:
+    ids = [of_byte[byte] for byte in before if byte in of_byte]
+    known = b"".join(tokenizer.token_bytes(i) for i in ids)
+    text, begun = tokenizer.decode_so_far(ids)
+    detokenizer = Detokenizer(tokens.__getitem__, begun=begun)
+    rest = "".join(detokenizer.feed(i) for i in range(len(tokens))) + detokenizer.finish()
+    assert text + rest == (known + b"".join(tokens)).decode("utf-8", "replace")
+    assert known.endswith(begun)
 
 
 def test_TEXT_02_a_long_run_of_byte_tokens_stays_whole() -> None:

@@ -97,7 +97,11 @@ async def _prompt(
         text, ids = None, given
     room = room_for(ids, max_tokens, DEFAULT_MAX_TOKENS, context.service.max_model_len, "prompt")
     context.check_ids(ids, "prompt")
-    return Prompt(ids, text, room)
+    begun = b""
+    if text is None and request.echo:
+        tokenizer = context.text.tokenizer
+        text, begun = (tokenizer.decode(ids), b"") if max_tokens == 0 else tokenizer.decode_so_far(ids)
+    return Prompt(ids, text, room, begun)
 
 
 class CompletionFormat:
@@ -105,14 +109,11 @@ class CompletionFormat:
 
     def __init__(self, order: Order, tokenizer: Tokenizer) -> None:
         self._order = order
-        self._tokenizer = tokenizer
         self._logprobs = LogprobFormat(tokenizer)
         self._begun: set[int] = set()
         self._scores: dict[int, msgspec.Raw] = {}
         """JSON of the log-probabilities of each prompt, made once for all its choices."""
         self._scored_echoes: dict[int, EncodedLogprobs] = {}
-        self._echoed: dict[int, str] = {}
-        """Text of each prompt that is echoed, by its number: the offsets of what follows count from it."""
 
     def chunk(self, at: int, piece: Piece, usage: Usage | None) -> bytes:
         """JSON of the chunk that adds `piece` to continuation `at`."""
@@ -163,10 +164,7 @@ class CompletionFormat:
 
     def _prompt_text(self, number: int) -> str:
         """The text that an echo shows: as it was given, or decoded."""
-        if number not in self._echoed:
-            prompt = self._order.prompts[number]
-            self._echoed[number] = self._tokenizer.decode(prompt.ids) if prompt.text is None else prompt.text
-        return self._echoed[number]
+        return self._order.prompts[number].text or ""
 
     def _add_prompt(
         self, choice: CompletionChoice, number: int, entries: list[TokenLogprobs | None] | None, shown: Shown

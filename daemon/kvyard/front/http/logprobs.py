@@ -103,11 +103,11 @@ class LogprobFormat:
     def _offsets(self, ids: list[int], text: str) -> list[int]:
         """Where each prompt token starts in the echoed text; a token that was put before it takes no room."""
         tokenizer = self._tokenizer
-        added = len(tokenizer.decode(ids)) - len(text)
         detokenizer = Detokenizer(tokenizer.token_bytes)
         offsets: list[int] = []
-        at = -added
+        at = 0
         for token in ids:
-            offsets.append(max(at + detokenizer.breaks(token), 0))
+            offsets.append(at + detokenizer.breaks(token))
             at += len(detokenizer.feed(token))
-        return offsets
+        added = max(at - len(text), 0)
+        return [max(offset - added, 0) for offset in offsets]

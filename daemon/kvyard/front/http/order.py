@@ -28,11 +28,13 @@ _HEAVY: Final = 2000
 
 @dataclass(slots=True)
 class Prompt:
-    """A prompt's ids, the text it was given as (if it was), and how many output tokens it may get."""
+    """A prompt's ids, its text where it was given as one or is shown, and how many output tokens it may get."""
 
     ids: list[int]
     text: str | None
     room: int
+    begun: bytes = b""
+    """What stands behind the text that is shown, of a character that the output may complete."""
 
 
 @dataclass(slots=True)
@@ -178,8 +180,10 @@ def make_order(
             skip_special_tokens=request.skip_special_tokens is not False,
             include_stop=bool(request.include_stop_str_in_output),
             min_tokens=min_tokens,
+            begun=prompt.begun,
         )
-        for _ in range(n * len(prompts))
+        for prompt in prompts
+        for _ in range(n)
     ]
     jobs = _jobs(order_id, request, prompts, 1 if shown.no_output else n, sampling, context)
     created = int(context.wall_clock())

@@ -54,9 +54,13 @@ class Continuation:
         hidden: frozenset[int] = frozenset(),
         include_stop: bool = False,
         min_tokens: int = 0,
+        begun: bytes = b"",
     ) -> None:
-        """`stop_ids` are the ids that end it besides the model's own end ids; tokens in `hidden` leave no text."""
-        self._detokenizer = Detokenizer(tokenizer.token_bytes, hidden)
+        """`stop_ids` are the ids that end it besides the model's own end ids; tokens in `hidden` leave no text.
+
+        `begun` are the bytes of an incomplete character that it goes on with.
+        """
+        self._detokenizer = Detokenizer(tokenizer.token_bytes, hidden, begun)
         self._scanner: StopScanner | None = stops.scanner() if stops else None
         self._eos_ids = tokenizer.eos_ids
         self._stop_ids = stop_ids

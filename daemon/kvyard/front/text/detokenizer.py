@@ -15,11 +15,17 @@ class Detokenizer:
 
     __slots__ = ("_bytes_of", "_decoder", "_hidden")
 
-    def __init__(self, bytes_of: Callable[[int], bytes], hidden: frozenset[int] = frozenset()) -> None:
-        """`bytes_of` gives a token's bytes; tokens in `hidden` leave no text."""
+    def __init__(
+        self, bytes_of: Callable[[int], bytes], hidden: frozenset[int] = frozenset(), begun: bytes = b""
+    ) -> None:
+        """`bytes_of` gives a token's bytes; tokens in `hidden` leave no text.
+
+        `begun` are the bytes of an incomplete character that comes before.
+        """
         self._bytes_of = bytes_of
         self._hidden = hidden
         self._decoder = IncrementalDecoder("replace")
+        self._decoder.decode(begun)
 
     def feed(self, token: int) -> str:
         """The text that `token` completes; may be empty."""

@@ -76,8 +76,12 @@ class TextSupport:
         skip_special_tokens: bool = True,
         include_stop: bool = False,
         min_tokens: int = 0,
+        begun: bytes = b"",
     ) -> Continuation:
-        """The text of one continuation; `stop_ids` are the token ids that end it in the engine."""
+        """The text of one continuation; `stop_ids` are the token ids that end it in the engine.
+
+        `begun` are the bytes of a character that the prompt left incomplete, where both are shown as one text.
+        """
         return Continuation(
             self.tokenizer,
             stops,
@@ -85,6 +89,7 @@ class TextSupport:
             hidden=self.tokenizer.special_ids if skip_special_tokens else frozenset(),
             include_stop=include_stop,
             min_tokens=min_tokens,
+            begun=begun,
         )
 
     def close(self) -> None:

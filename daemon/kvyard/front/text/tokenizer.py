@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from encodings.utf_8 import IncrementalDecoder
 from pathlib import Path
 from typing import Any, Final
 
@@ -83,6 +84,12 @@ class Tokenizer:
         """The whole text of `ids`; bytes that form no valid UTF-8 become U+FFFD. IndexError for unknown ids."""
         hidden = self.special_ids if skip_special_tokens else frozenset()
         return b"".join(self.token_bytes(i) for i in ids if i not in hidden).decode("utf-8", "replace")
+
+    def decode_so_far(self, ids: Sequence[int]) -> tuple[str, bytes]:
+        """The text of `ids`, and what stands behind it of a character that other ids may complete."""
+        decoder = IncrementalDecoder("replace")
+        text = decoder.decode(b"".join(self.token_bytes(i) for i in ids))
+        return text, decoder.buffer
 
     def token_bytes(self, token: int) -> bytes:
         """The bytes that `token` stands for; empty for ids the vocabulary leaves out. IndexError outside it."""
