@@ -38,12 +38,12 @@ TEMPLATE = (
 
 
 def words_model(folder: Path, default_model: Path) -> Path:
-    """Small random weights under the default model's own vocabulary, with a template that refuses."""
+    """Small random weights under the default model's own vocabulary, with two ends and a template that refuses."""
     source = tokenizer_folder(default_model)
     rows = Tokenizer.load(source).vocab_size + PADDING
     _weights(folder, rows, end=2)
-    for name in ("tokenizer.json", "generation_config.json"):
-        copyfile(source / name, folder / name)
+    copyfile(source / "tokenizer.json", folder / "tokenizer.json")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 0]}))
     config = json.loads((source / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": TEMPLATE}))
     return folder

@@ -5,17 +5,23 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 from kvyard.control.client import Client
 
+from tests.e2e.daemon import wait_until
 from tests.e2e.metrics import idle_again, value
-from tests.e2e.scripted import Scripted, Token, pieces_model, scripted, words_model
+from tests.e2e.scripted import Choice, Scripted, Token, pieces_model, scripted, words_model
+from tests.e2e.timing import limit
 
 END = "<|im_end|>"
+SECOND_END = "<|endoftext|>"
 OTHER = "<|im_start|>"
 """A special token that ends nothing by itself."""
 FACE = "🙂"
@@ -49,6 +55,7 @@ WORDS: dict[str, list[Token]] = {
     "foo nothing bar": [b"foo", BLANK, b"bar", BLANK, END],
     "special": [b"foo", OTHER, b"bar", END, b"foo", OTHER, END],
     "END": [END],
+    "second end": [b"foo", SECOND_END, b"bar", END],
     "rest": [b"\x99", b"\x82", b"A", END],
     "again": [b"a", b"a", b"b", b"a", b"b", b"a", b"c", END],
     "long": [b"a", b" door", b" opens"] * 700,
@@ -256,12 +263,41 @@ def test_TEXT_07_nothing_is_held_back_that_begins_no_stop_string(words: Scripted
     assert told.chunks[0][0] != ""
 
 
+def test_TEXT_07_what_has_been_made_has_been_sent(words: Scripted) -> None:
+    """Scheduling is paused in mid-stream: the text of every token that there is arrives."""
+    running, got = words.running, Choice()
+    made = value(running, "kvyard_output_tokens_total")
+    over = threading.Event()
+
+    def read() -> None:
+        body = words.body("/v1/completions", "long", stop="Z" * 200, max_tokens=2000, stream=True)
+        with words.http.stream("POST", "/v1/completions", json=body) as reply:
+            for line in reply.iter_lines():
+                if line.startswith("data: {"):
+                    got.add(json.loads(line.removeprefix("data: "))["choices"][0])
+                if over.is_set():
+                    return
+
+    with ThreadPoolExecutor(1) as pool, Client(running.socket) as control:
+        reading = pool.submit(read)
+        try:
+            wait_until(lambda: len(got.chunks) >= 3, limit(10), "the stream to run")
+            control.call("pause")
+            made = value(running, "kvyard_output_tokens_total") - made
+            wait_until(lambda: len(got.tokens) == made, limit(10), f"all {made} tokens")
+            assert got.text == words.tokenizer.decode(got.tokens)
+        finally:
+            over.set()
+            control.call("resume")
+        reading.result()
+
+
 @pytest.mark.parametrize(
-    ("limit", "text"), [(2, "aZ"), (3, "aZZ"), (4, "aZZa"), (6, "aZZaZZ"), (7, "aZZaZZ"), (200, "aZZaZZ")]
+    ("most", "text"), [(2, "aZ"), (3, "aZZ"), (4, "aZZa"), (6, "aZZaZZ"), (7, "aZZaZZ"), (200, "aZZaZZ")]
 )
-def test_TEXT_07_what_was_held_back_comes_with_the_end(words: Scripted, limit: int, text: str) -> None:
-    told = words.ask("Z", stop="ZZZ", max_tokens=limit)
-    assert (told.text, told.finishes) == (text, ["length" if limit < 7 else "stop"])
+def test_TEXT_07_what_was_held_back_comes_with_the_end(words: Scripted, most: int, text: str) -> None:
+    told = words.ask("Z", stop="ZZZ", max_tokens=most)
+    assert (told.text, told.finishes) == (text, ["length" if most < 7 else "stop"])
     assert told.stop_reason is None
 
 
@@ -327,6 +363,14 @@ def test_TEXT_09_special_tokens_shown_and_hidden(
     assert (told.text, len(told.tokens)) == (text, count)
 
 
+def test_TOKENIZER_06_either_end_ends_and_none_is_seen(words: Scripted) -> None:
+    for fields in ({}, {"skip_special_tokens": False}, {"stop": ["endoftext"]}):
+        told = words.ask("second end", **fields)
+        assert (told.text, told.finishes, told.stop_reason, len(told.tokens)) == ("foo", ["stop"], None, 2)
+    told = words.ask("second end", ignore_eos=True, max_tokens=4, skip_special_tokens=False)
+    assert told.text == f"foo{SECOND_END}bar{END}"
+
+
 def test_API_10_an_end_without_text_is_told_once(words: Scripted) -> None:
     told = words.ask("doors")
     assert (told.text, told.finishes, told.stop_reason) == (" a red door opens", ["stop"], None)
@@ -388,10 +432,10 @@ def test_an_echoed_prompt_holds_no_stop_string(words: Scripted) -> None:
     assert (told.text, told.stop_reason) == (prompt + " a red door ", "opens")
 
 
-@pytest.mark.parametrize(("stop", "limit"), [("door", 3), (None, 5), (["opens"], 4)])
-def test_an_end_with_the_last_token_allowed_is_a_stop(words: Scripted, stop: str | None, limit: int) -> None:
-    told = words.ask("doors", stop=stop, max_tokens=limit)
-    assert (told.finishes, len(told.tokens)) == (["stop"], limit)
+@pytest.mark.parametrize(("stop", "most"), [("door", 3), (None, 5), (["opens"], 4)])
+def test_an_end_with_the_last_token_allowed_is_a_stop(words: Scripted, stop: str | None, most: int) -> None:
+    told = words.ask("doors", stop=stop, max_tokens=most)
+    assert (told.finishes, len(told.tokens)) == (["stop"], most)
 
 
 def test_LOGPROB_08_an_entry_for_each_token_however_its_text_is_held_back(words: Scripted) -> None:
