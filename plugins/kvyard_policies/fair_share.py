@@ -22,13 +22,12 @@ from kvyard.policy import (
     PolicyParams,
     PolicyState,
     RequestView,
+    Served,
     Snapshot,
     Value,
     live,
     nobody,
 )
-
-from kvyard_policies.learning import ended_since
 
 WINDOW = 256
 """Waiting requests that are looked at in a step; the queue's order puts every tenant's first among them."""
@@ -52,12 +51,11 @@ class FairShareAdmission(AdmissionPolicy):
     def __init__(self, **values: Value) -> None:
         super().__init__(**values)
         self._served: dict[str, float] = {}
-        self._charged: dict[int, tuple[str, int]] = {}
-        """Tenant and output tokens charged so far of each sequence under way."""
+        self._progress = Served()
         self._tags: dict[str, float] = {}
         self._level = 0.0
         """Counter of the last tenant that came in."""
-        self._last_ended = self._last_arrival = -1
+        self._last_arrival = -1
 
     def key(self, r: RequestView) -> OrderKey:
         """A tenant's requests one after the other in tokens, all tenants side by side (fair queueing)."""
@@ -80,27 +78,9 @@ class FairShareAdmission(AdmissionPolicy):
         return Admission(self._fairest(lines, s.slots), keep=s.blocks // 100 if s.running else 0)
 
     def _charge(self, s: Snapshot) -> None:
-        """Charge what was served since the last time."""
-        for e in ended_since(s, self._last_ended):
-            self._charge_one(e.id, e.tenant, e.prompt_len, e.generated)
-            del self._charged[e.id]
-        self._last_ended = s.ended[-1].id if s.ended else -1
-        for r, id, generated in zip(s.running, s.cols.id.tolist(), s.cols.generated.tolist(), strict=True):
-            known = self._charged.get(id)
-            if known is None:
-                self._charge_one(id, r.tenant, r.prompt_len, generated)
-            elif known[1] != generated:
-                self._charge_one(id, known[0], 0, generated)
-        if len(self._charged) > 4 * s.max_running + WINDOW:  # cancelled ones never end
-            there = {r.id for r in (*s.running, *islice(s.waiting, WINDOW))}
-            self._charged = {id: known for id, known in self._charged.items() if id in there}
-
-    def _charge_one(self, id: int, tenant: str, prompt: int, generated: int) -> None:
-        known = self._charged.get(id)
-        cost = self.params.output_weight * (generated - (known[1] if known else 0))
-        cost += 0.0 if known else self.params.prompt_weight * prompt
-        self._served[tenant] = self._served.get(tenant, 0.0) + cost
-        self._charged[id] = (tenant, generated)
+        for tenant, prompt, output in self._progress.since(s):
+            cost = self.params.output_weight * output + self.params.prompt_weight * prompt
+            self._served[tenant] = self._served.get(tenant, 0.0) + cost
 
     def _lift(self, lines: Lines) -> None:
         """Who did not wait before starts no lower than the lowest of those that did."""

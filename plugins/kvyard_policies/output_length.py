@@ -9,15 +9,15 @@ concurrency at a chosen rate of preemptions.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 
 import numpy as np
-import numpy.typing as npt
 from kvyard.policy import (
     Admission,
     AdmissionPolicy,
     Discipline,
+    Ends,
+    Lengths,
     PolicyParams,
     PolicyState,
     Snapshot,
@@ -27,7 +27,7 @@ from kvyard.policy import (
 )
 from kvyard.policy.snapshot import IntColumn
 
-from kvyard_policies.learning import ended_since
+from kvyard_policies.accuracy import Accuracy
 
 MEMORY = 2000
 """Outputs that the distribution is made of."""
@@ -50,9 +50,8 @@ class OutputLengthAdmission(AdmissionPolicy):
     def __init__(self, **values: Value) -> None:
         super().__init__(**values)
         self.accuracy = Accuracy()
-        self._outputs: deque[int] = deque(maxlen=MEMORY)
-        self._sorted: IntColumn = np.zeros(0, np.int64)
-        self._last_ended = -1
+        self._ends = Ends()
+        self._outputs = Lengths(MEMORY)
 
     def admit(self, s: Snapshot) -> Admission:
         self._learn(s)
@@ -71,73 +70,26 @@ class OutputLengthAdmission(AdmissionPolicy):
         return Admission(take, keep=keep, hold=True)
 
     def _learn(self, s: Snapshot) -> None:
-        news = ended_since(s, self._last_ended)
-        if not news:
-            return
-        self._last_ended = news[0].id
-        for e in reversed(news):
-            self._outputs.append(e.generated)
-            self.accuracy.ended(e.id, e.generated)
-        self._sorted = np.sort(np.array(self._outputs, np.int64))
+        if news := self._ends.since(s):
+            self._outputs.learn(e.generated for e in reversed(news))
+            for e in reversed(news):
+                self.accuracy.ended(e.id, e.generated)
 
     def predict(self, generated: IntColumn, most: IntColumn) -> IntColumn:
         """Output lengths to reserve: the quantile of those longer than `generated`, at most `most`."""
-        known = self._sorted
-        if len(known) < self.params.min_outputs:
+        if len(self._outputs) < self.params.min_outputs:
             return most
-        first = np.searchsorted(known, generated, side="right")
-        longer = len(known) - first
-        rank: npt.NDArray[np.int64] = first + np.ceil(self.params.quantile * longer).astype(np.int64) - 1
-        # Nothing seen was as long: whatever it may still take.
-        found = np.where(longer > 0, known[np.clip(rank, first, len(known) - 1)], most)
-        return np.minimum(found, most)
+        return self._outputs.beyond(self.params.quantile, generated, most)
 
     def export_state(self) -> PolicyState:
-        return {"version": 1, "outputs": list(self._outputs)}
+        return {"version": 1, "outputs": self._outputs.seen}
 
     def import_state(self, state: PolicyState) -> None:
         if state.get("version") == 1:
-            self._outputs.extend(int(output) for output in state["outputs"])
-            self._sorted = np.sort(np.array(self._outputs, np.int64))
+            self._outputs.learn(int(output) for output in state["outputs"])
 
     def dump(self) -> Mapping[str, Value]:
         return {"outputs": len(self._outputs), **self.accuracy.describe()}
-
-
-class Accuracy:
-    """How far the promise at admission was from what came."""
-
-    def __init__(self) -> None:
-        self._promised: dict[int, int] = {}
-        self.over = self.under = self.exact = 0
-        """Requests whose output was shorter, longer, and as long as was reserved."""
-        self.tokens_over = self.tokens_under = 0
-
-    def promised(self, id: int, output: int) -> None:
-        """`output` tokens are to be reserved for a sequence that waits; the last promise before it came in counts."""
-        self._promised[id] = output
-        if len(self._promised) > 2 * MEMORY:  # those that were cancelled, and those long in the queue
-            for old in list(self._promised)[:MEMORY]:
-                del self._promised[old]
-
-    def ended(self, id: int, output: int) -> None:
-        """A sequence ended with `output` tokens."""
-        wrong = self._promised.pop(id, output) - output
-        self.over += wrong > 0
-        self.under += wrong < 0
-        self.exact += wrong == 0
-        self.tokens_over += max(0, wrong)
-        self.tokens_under += max(0, -wrong)
-
-    def describe(self) -> dict[str, Value]:
-        """Counts and mean errors in tokens."""
-        return {
-            "over": self.over,
-            "under": self.under,
-            "exact": self.exact,
-            "mean_tokens_over": self.tokens_over / max(1, self.over),
-            "mean_tokens_under": self.tokens_under / max(1, self.under),
-        }
 
 
 class OutputLength(Discipline):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from kvyard.core.scheduler import Scheduler
+from kvyard.policy import learning
 from kvyard_policies import fair_share
 from kvyard_policies.fair_share import FairShareAdmission
 
@@ -129,6 +130,7 @@ def test_preempted_requests_are_charged_once() -> None:
 def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fair_share, "MANY_TENANTS", 20)
     monkeypatch.setattr(fair_share, "WINDOW", 16)
+    monkeypatch.setattr(learning, "LOOKED_AT", 16)
     scheduler = core("fair-share", max_running=2)
     for id in range(1, 400):
         scheduler.add(spec(id, 2, 1 + id % 3, tenant=f"tenant {id}"))
@@ -137,7 +139,7 @@ def test_what_is_remembered_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         running = [id for id in log.scheduled if id % 5 == 0]
         scheduler.cancel(running)
     assert len(policy(scheduler)._served) <= 40
-    assert len(policy(scheduler)._charged) <= 4 * 2 + 16 + 2
+    assert len(policy(scheduler)._progress) <= 4 * 2 + 16 + 2
 
 
 def test_state_survives_a_restart() -> None:

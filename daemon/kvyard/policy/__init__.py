@@ -28,6 +28,7 @@ from kvyard.policy.decisions import (
     Victims,
     nobody,
 )
+from kvyard.policy.learning import Ends, Lengths, Progress, Served
 from kvyard.policy.params import ParamError, PolicyParams, Value, live, restart
 from kvyard.policy.snapshot import Columns, Counts, Ended, PolicyState, RequestView, Snapshot, StepTime, Waiting
 
@@ -49,8 +50,10 @@ __all__ = [
     "Discipline",
     "Divide",
     "Ended",
+    "Ends",
     "Entry",
     "Kind",
+    "Lengths",
     "OrderKey",
     "ParamError",
     "Phase",
@@ -59,7 +62,9 @@ __all__ = [
     "PolicyState",
     "PreemptionPolicy",
     "PrefillPolicy",
+    "Progress",
     "RequestView",
+    "Served",
     "Shape",
     "Snapshot",
     "StepTime",
