@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.streams import Wish, run_all, wishes
 
 FLAGS = ("--kv-blocks", "24", "--max-running", "4", "--max-step-tokens", "64", "--discipline", "vllm")
+
+SLOWLY = {"KVYARD_TEST_FAULTS": json.dumps([{"point": "model", "action": "sleep", "seconds": 0.05}])}
+"""Who waits does so for seconds."""
 
 
 def request_ids(running: DaemonProcess, state: str) -> list[str]:
@@ -27,8 +31,8 @@ def explained(running: DaemonProcess, request_id: str) -> dict[str, Any]:
     return found
 
 
-def test_explain_answers_for_the_waiting_the_preempted_and_the_finished(default_model: Path) -> None:
-    wanted: list[Wish] = wishes(10, seed=81, prompt=(40, 60), output=(60, 90))
+def test_explain_answers_for_the_waiting_the_preempted_and_the_finished(quick_model_folder: Path) -> None:
+    wanted: list[Wish] = wishes(10, seed=81, prompt=(40, 60), output=(45, 55), ids=(0, 250))
 
     async def scene(running: DaemonProcess) -> str:
         task = asyncio.create_task(run_all(running.base, wanted))
@@ -45,7 +49,7 @@ def test_explain_answers_for_the_waiting_the_preempted_and_the_finished(default_
         await task
         return waiting
 
-    with daemon(*FLAGS, model=default_model) as running:
+    with daemon(*FLAGS, model=quick_model_folder, env=SLOWLY) as running:
         waited = asyncio.run(scene(running))
         done = explained(running, waited)
         assert done["state"] == "finished (length)"

@@ -23,7 +23,6 @@ from kvyard.control.client import Client
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
-from tests.e2e.quick_model import quick_model
 from tests.e2e.shapes import BYTES, WORDS, Answer, Shape, Vocabulary, bodies, run_alone, run_together
 from tests.e2e.test_plugin_cases import distribution
 from tests.e2e.timing import limit
@@ -146,26 +145,31 @@ def check_same(got: Sequence[Answer], solo: Sequence[Answer], wanted: Sequence[d
     )
 
 
-def both_ways(load: Pressure, model: Path, *chosen: str) -> tuple[list[Answer], list[Answer]]:
-    """The load under pressure and, at the same time in another daemon, each request alone."""
-    ample = ("--kv-blocks", "512", "--max-running", "16")
-    with (
-        daemon(*chosen, *ample, model=model) as quiet,
-        under_pressure(load, model, *chosen) as running,
-        ThreadPoolExecutor() as threads,
-    ):
-        alone = threads.submit(run_alone, quiet.base, load.wanted)
+def both_ways(
+    load: Pressure, model: Path, *chosen: str, quiet: DaemonProcess | None = None
+) -> tuple[list[Answer], list[Answer]]:
+    """The load under pressure and, at the same time in another daemon, each request alone.
+
+    `quiet`: that other daemon where there is one already, with the same model in the same mode, and room.
+    """
+    with contextlib.ExitStack() as stack:
+        ample = ("--kv-blocks", "512", "--max-running", "16")
+        other = quiet or stack.enter_context(daemon(*chosen, *ample, model=model))
+        running = stack.enter_context(under_pressure(load, model, *chosen))
+        threads = stack.enter_context(ThreadPoolExecutor())
+        before = value(other, "kvyard_preemptions_total")
+        alone = threads.submit(run_alone, other.base, load.wanted)
         got = asyncio.run(all_at_once(running, load))
         idle_again(running)
         check_pressure(running, load, got)
         solo = alone.result()
-        assert value(quiet, "kvyard_preemptions_total") == 0
+        assert value(other, "kvyard_preemptions_total") == before
     return got, solo
 
 
-def prove(load: Pressure, dtype: str, model: Path) -> None:
+def prove(load: Pressure, dtype: str, model: Path, quiet: DaemonProcess | None = None) -> None:
     """Deterministic: everything is equal."""
-    got, solo = both_ways(load, model, "--deterministic", *load.flags(dtype))
+    got, solo = both_ways(load, model, "--deterministic", *load.flags(dtype), quiet=quiet)
     check_same(got, solo, load.wanted)
     hashes = sum(len(choice.hashes) for answer in got for choice in answer.choices.values())
     print(f"\n{dtype}: {len(got)} of {len(got)} requests, {hashes} rows of logits equal their solo runs")
@@ -176,21 +180,26 @@ SHORT = Pressure(8, Shape((1, 90), (16, 40)), WORDS, blocks=6, swap_blocks=12, s
 WHOLE = Pressure(200, Shape((1, 300), (1, 60)), WORDS, blocks=30, swap_blocks=24)
 
 
-@pytest.fixture(scope="module")
-def quick(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return quick_model(tmp_path_factory.mktemp("quick"))
+def shared(request: pytest.FixtureRequest, name: str, dtype: str) -> DaemonProcess | None:
+    """The daemon of all tests with that model, if it is of that type."""
+    running: DaemonProcess | None = request.getfixturevalue(name) if dtype == "float32" else None
+    return running
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
-def test_two_hundred_requests_of_a_small_model_equal_their_solo_runs(quick: Path, dtype: str) -> None:
-    prove(QUICK, dtype, quick)
+def test_two_hundred_requests_of_a_small_model_equal_their_solo_runs(
+    request: pytest.FixtureRequest, quick_model_folder: Path, dtype: str
+) -> None:
+    prove(QUICK, dtype, quick_model_folder, shared(request, "quick_daemon", dtype))
 
 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_requests_of_the_default_model_equal_their_solo_runs(default_model: Path, dtype: str) -> None:
-    prove(SHORT, dtype, default_model)
+def test_requests_of_the_default_model_equal_their_solo_runs(
+    request: pytest.FixtureRequest, default_model: Path, dtype: str
+) -> None:
+    prove(SHORT, dtype, default_model, shared(request, "shared_daemon", dtype))
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ follows a difference answers another question. The share is the number of differ
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -13,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.quick_model import quick_model
 from tests.e2e.shapes import Answer, Choice
 from tests.e2e.test_proof_equality import QUICK, WHOLE, Pressure, both_ways
 
@@ -68,9 +68,15 @@ def test_few_tokens_of_two_hundred_requests_differ(default_model: Path, dtype: s
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
-def test_few_tokens_of_a_small_model_differ(tmp_path: Path, dtype: str) -> None:
-    check_share(QUICK, dtype, quick_model(tmp_path), QUICK_STATED[dtype])
+def test_few_tokens_of_a_small_model_differ(quick_model_folder: Path) -> None:
+    check_share(dataclasses.replace(QUICK, count=80), "bfloat16", quick_model_folder, QUICK_STATED["bfloat16"])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_few_tokens_of_two_hundred_requests_of_a_small_model_differ(quick_model_folder: Path, dtype: str) -> None:
+    check_share(QUICK, dtype, quick_model_folder, QUICK_STATED[dtype])
 
 
 def test_differences_are_counted_once_and_where_they_begin() -> None:
