@@ -20,7 +20,6 @@ import stat
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
@@ -44,8 +43,8 @@ from tests.e2e.timing import limit
 BLOCK = 16
 LARGE, TEN = 26, 10
 PLAIN = ("--deterministic", "--dtype", "float32", "--prefix-cache", "--max-running", "64")
-HOLDS = 250
-"""The engine is held in a step with this token in it, when so many tokens of its sequence have been computed:"""
+HOLDS = {"kvyard": 250, "vllm": 251}
+"""For each discipline the token whose sequence holds the engine in a step, when so many of its tokens are there:"""
 HELD_AT = 336
 SPY = """
 from kvyard.policy import Admission, AdmissionPolicy
@@ -66,6 +65,27 @@ class Policy(AdmissionPolicy):
 
 
 During = Callable[[httpx.AsyncClient, list[asyncio.Task[Answer]]], Awaitable[None]]
+
+WATCH = """
+import os, sys
+
+path, modes = os.environ.get("WATCHED_SOCKET"), os.environ.get("WATCHED_MODES")
+left, looking = 0, False
+
+def hook(event, args):
+    "From when the socket is bound: its mode before every operation that the interpreter tells of, a hundred of them."
+    global left, looking
+    if left and not looking:
+        looking = True
+        with open(modes, "a") as told:
+            told.write(f"{os.lstat(path).st_mode & 0o7777:o}\\n")
+        left, looking = left - 1, False
+    elif event == "socket.bind" and args[1] == path:
+        left = 100
+
+if path:
+    sys.addaudithook(hook)
+"""
 
 
 @dataclass
@@ -140,30 +160,31 @@ class Gate:
     held: Path
     go: Path
 
-    @property
-    def fault(self) -> dict[str, Any]:
+    def fault(self, token: int) -> dict[str, Any]:
         """For KVYARD_TEST_FAULTS."""
-        when = {"point": "model", "action": "hold", "token": HOLDS, "computed": HELD_AT}
+        when = {"point": "model", "action": "hold", "token": token, "computed": HELD_AT}
         return when | {"once": str(self.held), "until": str(self.go)}
 
 
 @pytest.fixture(scope="module")
-def gate(tmp_path_factory: pytest.TempPathFactory) -> Gate:
-    folder = tmp_path_factory.mktemp("gate")
-    return Gate(folder / "held", folder / "go")
+def gates(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Gate]:
+    """One for each discipline."""
+    folder = tmp_path_factory.mktemp("gates")
+    return {name: Gate(folder / f"{name} held", folder / f"{name} go") for name in HOLDS}
 
 
 @pytest.fixture(scope="module")
-def spy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a plugin that looks into the engine."""
+def spy(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The path of modules, a plugin that looks into the engine before all others."""
     folder = tmp_path_factory.mktemp("site")
-    distribution(folder, "spying", "[kvyard.admission]\nspy = spying:Policy\n", spying=SPY)
-    return folder
+    distribution(folder, "spying", "[kvyard.admission]\nspy = spying:Policy\n", spying=SPY, sitecustomize=WATCH)
+    return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
 @pytest.fixture(scope="module")
-def large_pool(quick_model_folder: Path, gate: Gate, spy: Path) -> Iterator[Pool]:
-    env = {"PYTHONPATH": str(spy), "KVYARD_TEST_FAULTS": json.dumps([gate.fault])}
+def large_pool(quick_model_folder: Path, gates: dict[str, Gate], spy: str) -> Iterator[Pool]:
+    faults = [gate.fault(HOLDS[name]) for name, gate in gates.items()]
+    env = {"PYTHONPATH": spy, "KVYARD_TEST_FAULTS": json.dumps(faults)}
     flags = (*PLAIN, "--kv-blocks", str(LARGE), "--swap-blocks", str(LARGE))
     with daemon(*flags, model=quick_model_folder, env=env) as running, pool_of(running) as pool:
         yield pool
@@ -173,25 +194,26 @@ def large_pool(quick_model_folder: Path, gate: Gate, spy: Path) -> Iterator[Pool
 class Watched:
     """A start under a mask that forbids nothing, and what was seen of its socket meanwhile."""
 
-    modes: set[int]
+    modes: list[int]
     stranger: int | None
     """Exit status of another user's attempts to connect; None where this user cannot be another."""
     pool: Pool
 
 
 @pytest.fixture(scope="module")
-def watched(quick_model_folder: Path, spy: Path) -> Iterator[Watched]:
+def watched(quick_model_folder: Path, spy: str) -> Iterator[Watched]:
     """The daemon with ten blocks, watched as it starts."""
     with open_folder() as folder:
         path = folder / "run" / "kvyard.sock"
         flags = (*PLAIN, "--kv-blocks", str(TEN), "--socket", str(path))
+        env = {"PYTHONPATH": spy, "WATCHED_SOCKET": str(path), "WATCHED_MODES": str(folder / "modes")}
         with contextlib.ExitStack() as stack:
-            with watching(path) as modes, strangers(path, folder / "ready") as ended, umask(0):
-                context = daemon(*flags, model=quick_model_folder, env={"PYTHONPATH": str(spy)})
-                running = stack.enter_context(context)
+            with strangers(path, folder / "ready") as ended, umask(0):
+                running = stack.enter_context(daemon(*flags, model=quick_model_folder, env=env))
                 (folder / "ready").touch()
                 stranger = ended()
             running.socket = path
+            modes = [int(mode, 8) for mode in (folder / "modes").read_text().split()]
             yield Watched(modes, stranger, stack.enter_context(pool_of(running)))
 
 
@@ -218,7 +240,7 @@ def lent(pool: Pool) -> Iterator[Pool]:
 
 
 def body(number: int, prompt: int, output: int, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
-    tokens = [number, *((number * 37 + at * at * 11) % HOLDS for at in range(prompt - 1))]
+    tokens = [number, *((number * 37 + at * at * 11) % 250 for at in range(prompt - 1))]
     shown = {"return_token_ids": True, "return_logits_hash": True, "stream": True}
     asked = {"prompt": tokens, "max_tokens": output, "temperature": 0, "ignore_eos": True}
     return {"model": MODEL, **asked, **shown, "stream_options": {"include_usage": True}, **more}
@@ -245,22 +267,27 @@ def preempting(steps: list[dict[str, Any]]) -> list[dict[str, Any]]:
 # ---- who gives way ---------------------------------------------------------------------------------------------
 
 
-async def test_PREEMPT_06_a_preempted_one_comes_back_before_who_came_later(large: Pool, gate: Gate) -> None:
-    """B outgrows the pool when A has fifty outputs. C, which would fit, is sent in just that step."""
-    wanted = [body(HOLDS, 287, 100), body(2, 16, 60), body(3, 8, 5)]
+@pytest.mark.parametrize("discipline", HOLDS)
+async def test_PREEMPT_06_a_preempted_one_comes_back_before_those_that_have_done_no_work(
+    large: Pool, gates: dict[str, Gate], discipline: str
+) -> None:
+    """B outgrows the pool when A has fifty outputs. D waits already; C, who would fit, is sent in just that step."""
+    large.charge("discipline", discipline)
+    wanted = [body(HOLDS[discipline], 287, 100), body(2, 16, 60), body(3, 160, 5), body(4, 8, 5)]
+    gate = gates[discipline]
 
     async def during(http: httpx.AsyncClient, tasks: list[asyncio.Task[Answer]]) -> None:
         await asyncio.to_thread(wait_until, gate.held.exists, limit(20), "the step in which A gives way")
-        tasks.append(asyncio.create_task(ask(http, wanted[2])))
-        await large.known(3)
+        tasks.append(asyncio.create_task(ask(http, wanted[3])))
+        await large.known(4)
         gate.go.touch()
 
-    answers = await large.together(wanted[:2], during)
-    b, a, c = large.sequences()
+    answers = await large.together(wanted[:3], during)
+    b, a, d, c = large.sequences()
     (record,) = preempting(large.records.steps)
     (gone,) = record["preempted"]
     assert (gone["id"], gone["by"], gone["tokens"]) == (a, b, 16 + 50 - 1)
-    assert large.records.admissions() == [b, a, a, c]
+    assert large.records.admissions() == [b, a, a, d, c]
     check_same(answers, large.alone(wanted))
 
 
@@ -520,26 +547,6 @@ def open_folder() -> Iterator[Path]:
     with tempfile.TemporaryDirectory(prefix="kvyard-open-") as name:
         Path(name).chmod(0o755)
         yield Path(name)
-
-
-@contextlib.contextmanager
-def watching(path: Path) -> Iterator[set[int]]:
-    """The modes in which a file is seen, by its owner, looking every millisecond."""
-    modes: set[int] = set()
-    over = threading.Event()
-
-    def look() -> None:
-        while not over.wait(0.001):
-            with contextlib.suppress(OSError):
-                modes.add(stat.S_IMODE(path.lstat().st_mode))
-
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
-        yield modes
-    finally:
-        over.set()
-        thread.join()
 
 
 @contextlib.contextmanager
