@@ -22,6 +22,8 @@ class Wish:
     max_tokens: int
     temperature: float = 0.0
     seed: int = 7
+    banned: tuple[int, ...] = ()
+    """Token ids that its output must not have."""
 
     def body(self, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
         """The request's JSON."""
@@ -34,6 +36,7 @@ class Wish:
             "ignore_eos": True,
             "return_token_ids": True,
             "return_logits_hash": True,
+            **({"logit_bias": {str(token): -100 for token in self.banned}} if self.banned else {}),
             **more,
         }
 
@@ -48,12 +51,18 @@ class Result:
     error: str = ""
 
 
-def wishes(count: int, seed: int, prompt: tuple[int, int] = (4, 60), output: tuple[int, int] = (2, 14)) -> list[Wish]:
+def wishes(
+    count: int,
+    seed: int,
+    prompt: tuple[int, int] = (4, 60),
+    output: tuple[int, int] = (2, 14),
+    ids: tuple[int, int] = (1000, 40000),
+) -> list[Wish]:
     """Mixed lengths, greedy and sampled, from one seed; token ids are ordinary words' (no special ids)."""
     rng = random.Random(seed)
     return [
         Wish(
-            prompt=tuple(rng.randrange(1000, 40000) for _ in range(rng.randint(*prompt))),
+            prompt=tuple(rng.randrange(*ids) for _ in range(rng.randint(*prompt))),
             max_tokens=rng.randint(*output),
             temperature=rng.choice((0.0, 1.0)),
             seed=rng.randrange(2**31),
