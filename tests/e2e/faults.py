@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -140,6 +141,11 @@ def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
     assert [entry["policy"] for entry in status["quarantine"]] == [fault.policy]
     assert status["engine"]["restarts"] == 0
     wait_until(lambda: record["step"] in yard.steps, 5, f"the record of step {record['step']}")
+    if record["code"] == "timeout":
+        spent = re.search(r"ended after (\d+) ms and (\d+) ms\)", record["message"])
+        assert spent is not None
+        assert float(spent[1]) / 1e3 < HARD_S * 3, "CPU time, on whatever machine"
+        assert float(spent[2]) / 1e3 < limit(fault.most_s) * 3
     step = yard.steps[record["step"]]
     assert step["timings"]["schedule"] / 1e9 < limit(fault.most_s) * 3, step["timings"]
     if record["code"] != "stalled":

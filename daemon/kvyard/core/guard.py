@@ -343,6 +343,7 @@ class Guard:
     # ---- faults ---------------------------------------------------------------------------------------------
 
     def _fault(self, kind: Kind, method: str, error: BaseException) -> Fault:
+        spent = f"{self._cpu_spent() / 1e6:.0f} ms and {(self._clock_ns() - self._started_wall) / 1e6:.0f} ms"
         ticks, self._ticks = self._ticks, 0
         breach = error.breach if isinstance(error, Breached) else self._containment.breach(True)
         if breach is None and isinstance(error, MemoryError):
@@ -351,7 +352,8 @@ class Guard:
             return Fault(kind, breach.code, f"the policy {breach.what} in {method}()", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
             limits = f"{self.budget.hard_ns / 1e6:g} ms of CPU time or {self.budget.wall_ns / 1e6:g} ms"
-            return Fault(kind, "timeout", f"{method}() did not return within {limits}", self._trace_of(error))
+            text = f"{method}() did not return within {limits}, and was ended after {spent}"
+            return Fault(kind, "timeout", text, self._trace_of(error))
         if isinstance(error, Nonsense):
             return Fault(kind, error.code, f"{method}() returned nonsense: {error}")
         name = type(error).__name__
