@@ -11,6 +11,7 @@ from shutil import copyfile
 from typing import Any
 
 import httpx
+import pytest
 from kvyard.front.text.gguf_tokenizer import convert, tokenizer_folder
 from kvyard.front.text.tokenizer import Tokenizer
 
@@ -27,7 +28,7 @@ Outputs = Mapping[str, Sequence[Sequence[Token]]]
 
 PADDING = 3
 """Rows of the models' embeddings for which there is no token."""
-FLAGS = ("--deterministic", "--dtype", "float32", "--kv-blocks", "256", "--max-running", "16")
+FLAGS = ("--dtype", "float32", "--kv-blocks", "256", "--max-running", "16")
 TEMPLATE = (
     "{% for message in messages %}"
     "{% if message.role == 'system' %}{{ raise_exception('There is no system in this model.') }}{% endif %}"
@@ -159,7 +160,8 @@ class Scripted:
             for one, other in zip(whole.choices, stream.choices, strict=True):
                 self._check(one, echo="echo" in fields)
                 assert one.outcome == other.outcome
-                assert (one.logprobs, one.offsets, one.raw) == (other.logprobs, other.offsets, other.raw)
+                assert (one.offsets, one.raw) == (other.offsets, other.raw)
+                assert one.logprobs == pytest.approx(other.logprobs, abs=1e-3)
             assert whole.usage == stream.usage
             assert whole.usage["completion_tokens"] == sum(len(choice.tokens) for choice in whole.choices)
             assert whole.usage["total_tokens"] == whole.usage["prompt_tokens"] + whole.usage["completion_tokens"]

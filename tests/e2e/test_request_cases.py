@@ -197,36 +197,6 @@ def test_LOGPROB_09_the_end_among_the_best(running: DaemonProcess) -> None:
 # ---- bodies --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("path", "schema", "fixed"),
-    [
-        ("/v1/completions", "CompletionRequest", {"prompt": PROMPT}),
-        ("/v1/chat/completions", "ChatRequest", {"messages": [{"role": "user", "content": "Say a word."}]}),
-    ],
-)
-def test_API_03_null_is_left_out(running: DaemonProcess, path: str, schema: str, fixed: dict[str, Any]) -> None:
-    """Each optional field there is. Two make it greedy, and a chat has two limits: so one of each may be null."""
-    chats = "messages" in fixed
-    plain = {**fixed, "max_tokens": 2, "temperature": 0, "top_p": 0} | ({"max_completion_tokens": 2} if chats else {})
-    described = running.get("/openapi.json").json()["components"]["schemas"][schema]
-    optional = sorted(set(described["properties"]) - set(described["required"]))
-    assert {"stop", "seed", "logit_bias", "stream_options", "prompt_logprobs", "max_tokens"} < set(optional)
-
-    def answered(body: dict[str, Any]) -> str:
-        answer = running.post(path, body)
-        assert answer.status_code == 200, (body, answer.text)
-        (choice,) = answer.json()["choices"]
-        return str(choice["message"]["content"] if chats else choice["text"])
-
-    expected = answered(plain)
-    with ThreadPoolExecutor(4) as pool:
-        found = dict(zip(optional, pool.map(answered, [{**plain, name: None} for name in optional]), strict=True))
-    if not chats:
-        assert found.pop("max_tokens").startswith(expected)
-    assert found == dict.fromkeys(found, expected)
-    assert answered({**fixed, **dict.fromkeys(optional), "max_tokens": 2, "top_p": 0}) == expected
-
-
 def test_API_04_bodies_that_are_none(running: DaemonProcess) -> None:
     bodies = (
         b"{x", b"", b"[]", b"3", b'"a"', b"\xff\xfe", b"[" * 10_000 + b"]" * 10_000,
