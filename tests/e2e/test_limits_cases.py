@@ -83,7 +83,8 @@ async def test_PREEMPT_04_and_METRICS_03_preempted_ones_end_at_their_length(tigh
 
 
 def test_CAPACITY_02_and_BOUNDARY_03_the_limit_is_exact(tight: DaemonProcess) -> None:
-    """The last token of the window can be used; one more is refused at once with the numbers."""
+    """The last token of the window that is told can be used; one more is refused at once with the numbers."""
+    assert tight.get("/v1/models").json()["data"][0]["max_model_len"] == WINDOW
     full = tight.post("/v1/completions", body(prompt(1, WINDOW - 1), 1))
     assert full.status_code == 200
     assert full.json()["usage"]["completion_tokens"] == 1

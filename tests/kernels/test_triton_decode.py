@@ -180,12 +180,25 @@ def test_the_last_block_of_a_full_table(device: torch.device) -> None:
     torch.testing.assert_close(out.double().cpu(), case.expected(), rtol=2e-5, atol=2e-5)
 
 
-def test_repeats_are_bit_equal_kernel_13(device: torch.device) -> None:
-    repeats = 3 if device.type == "cpu" else 100
-    case = paged_case(decodes((300, 700)), device=device)
-    first = run(case).clone()
+@pytest.mark.parametrize("setting", ["as long as the contexts", "padded", "for longer contexts"])
+def test_repeats_are_bit_equal_kernel_13(device: torch.device, setting: str) -> None:
+    """The same call again and again, under each way to cut the contexts, with another launch between."""
+    repeats = 2 if device.type == "cpu" else 100
+    case, other = paged_case(decodes((30, 520)), device=device), paged_case(decodes((17,)), device=device)
+    cut = {
+        "as long as the contexts": splits(case),
+        "padded": splits(case, padding=9),
+        "for longer contexts": decode_splits([1000] * 2, 0, device),
+    }[setting]
+
+    def once() -> torch.Tensor:
+        return ops.paged_decode(case.q, case.k_cache, case.v_cache, case.tables, case.lengths, cut, scale=case.scale)
+
+    first = once().clone()
+    torch.testing.assert_close(first.double().cpu(), case.expected(), rtol=2e-5, atol=2e-5)
     for _ in range(repeats):
-        assert torch.equal(run(case), first)
+        run(other)
+        assert torch.equal(once(), first)
 
 
 @pytest.mark.parametrize(
