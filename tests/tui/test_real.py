@@ -3,29 +3,54 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
 from tests.e2e.daemon import DaemonProcess, daemon
+from tests.e2e.quick_model import quick_model
 from tests.tui.screen import allow_changes, line_with, text, until, until_text, watching
 
 FLAGS = ("--dtype", "float32", "--kv-blocks", "24", "--max-running", "6", "--max-step-tokens", "64")
 
 
+HELD_AT = 50
+"""Tokens of a sequence in KV at which steps are held: more than a prompt of the load, fewer than its requests get."""
+
+
 @pytest.fixture(scope="module")
-def running(default_model: Path) -> Iterator[DaemonProcess]:
-    """A daemon with little room, so that requests wait and are preempted."""
-    with daemon(*FLAGS, model=default_model) as one:
+def go_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it is not there, no step with a sequence that is so far ends."""
+    path = tmp_path_factory.mktemp("held") / "go on"
+    path.touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, go_on: Path) -> Iterator[DaemonProcess]:
+    """A daemon with little room, so that requests wait and are preempted, in steps that take their time."""
+    held = {"point": "model", "action": "hold", "computed": HELD_AT, "until": str(go_on)}
+    faults = json.dumps([{"point": "model", "action": "sleep", "seconds": 0.02}, held])
+    model = quick_model(tmp_path_factory.mktemp("quick"))
+    with daemon(*FLAGS, model=model, env={"KVYARD_TEST_FAULTS": faults}) as one:
         yield one
 
 
-TOKENS = 100
-"""Output tokens of each request of the load: it must last for as long as somebody types."""
+@pytest.fixture
+def held(go_on: Path) -> Iterator[Callable[[], None]]:
+    """The load stops half-way, however long somebody types, until this is called."""
+    go_on.unlink()
+    yield go_on.touch
+    go_on.touch()
+
+
+TOKENS = 60
+"""Output tokens of each request of the load."""
 
 
 async def load(running: DaemonProcess, count: int, tokens: int) -> list[httpx.Response]:
@@ -43,7 +68,7 @@ async def load(running: DaemonProcess, count: int, tokens: int) -> list[httpx.Re
         return await asyncio.gather(*(ask(number) for number in range(count)))
 
 
-async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None:
+async def test_a_swap_under_load_from_the_screen(running: DaemonProcess, held: Callable[[], None]) -> None:
     async with watching(running.socket, (120, 40)) as (app, pilot):
         await until_text(app, pilot, "● ready", 20)
         assert "24 blocks of 16" in text(app)
@@ -58,6 +83,7 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
         await pilot.press(*"discipline/vllm")
         await until_text(app, pilot, "kvyard -> vllm,")
         assert not clients.done()
+        held()
         await pilot.press("enter", "enter", "right", "enter")
         await until_text(app, pilot, f"generation {before + 1}", 30)
         await pilot.press("enter")
@@ -71,15 +97,16 @@ async def test_a_swap_under_load_from_the_screen(running: DaemonProcess) -> None
         assert running.status()["discipline"] == "vllm"
 
 
-async def test_a_request_is_cancelled_from_the_screen(running: DaemonProcess) -> None:
+async def test_a_request_is_cancelled_from_the_screen(running: DaemonProcess, held: Callable[[], None]) -> None:
     async with watching(running.socket, (120, 40), readonly=False) as (app, pilot):
         await until_text(app, pilot, "● ready", 20)
-        clients = asyncio.create_task(load(running, 2, 100))
+        clients = asyncio.create_task(load(running, 2, 200))
         await until_text(app, pilot, "▶ running", 20)
         await pilot.press("down")
         await until(pilot, lambda: app.choice.selected is not None)
         await pilot.press("c")
         await until_text(app, pilot, "Cancel this request?")
+        held()
         await pilot.press("right", "enter")
         await until_text(app, pilot, " cancelled")
         await until(pilot, lambda: app.choice.selected is None)
