@@ -6,6 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import json
 import os
 import random
 import signal
@@ -24,6 +25,7 @@ from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.streams import Result, Wish, run_all, run_each, wishes
 from tests.e2e.test_equality import check_equal
+from tests.e2e.timing import limit
 
 FLAGS = (
     *("--deterministic", "--dtype", "float32", "--kv-blocks", "24", "--max-running", "8"),
@@ -37,18 +39,32 @@ PARTS = (
     ("admission", "whole-life"), ("admission", "vllm"), ("preemption", "fewest-computed"),
     ("preemption", "least-cost"), ("prefill", "decode-first"), ("prefill", "whole-prompts"),
 )  # fmt: skip
-WANTED = wishes(16, seed=81, prompt=(6, 90), output=(4, 12))
+BYTES = (0, 250)
+WANTED = wishes(16, seed=81, prompt=(6, 90), output=(4, 12), ids=BYTES)
+HELD, HELD_AT = 251, 100
+"""A token of one prompt alone; a step in which that many of its tokens have been computed can be held."""
 
 
 @pytest.fixture(scope="module")
-def running(default_model: Path) -> Iterator[DaemonProcess]:
-    with daemon(*FLAGS, model=default_model) as process:
+def go_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it is not there, that step does not end."""
+    path = tmp_path_factory.mktemp("held") / "go on"
+    path.touch()
+    return path
+
+
+@pytest.fixture(scope="module")
+def running(quick_model_folder: Path, go_on: Path) -> Iterator[DaemonProcess]:
+    """A daemon whose steps take their time, so that changes meet requests under way."""
+    held = {"point": "model", "action": "hold", "token": HELD, "computed": HELD_AT, "until": str(go_on)}
+    faults = json.dumps([{"point": "model", "action": "sleep", "seconds": 0.01}, held])
+    with daemon(*FLAGS, model=quick_model_folder, env={"KVYARD_TEST_FAULTS": faults}) as process:
         yield process
 
 
 @pytest.fixture(scope="module")
-def solo(running: DaemonProcess) -> list[Result]:
-    return run_each(running.base, WANTED)
+def solo(quick_daemon: DaemonProcess) -> list[Result]:
+    return run_each(quick_daemon.base, WANTED)
 
 
 @pytest.fixture(scope="module")
@@ -92,22 +108,31 @@ def swapped_when(
     return asyncio.run(scene())
 
 
-def test_with_a_half_computed_prompt(running: DaemonProcess, client: Client) -> None:
-    long = [Wish(prompt=tuple(range(1000, 1300)), max_tokens=4)]
-    alone = run_each(running.base, long)
+def test_with_a_half_computed_prompt(
+    running: DaemonProcess, client: Client, quick_daemon: DaemonProcess, go_on: Path
+) -> None:
+    long = [Wish(prompt=(HELD, *(number % 250 for number in range(299))), max_tokens=4)]
+    alone = run_each(quick_daemon.base, long)
+    go_on.unlink()
 
     def half() -> bool:
-        return any(0 < row["computed_tokens"] < row["prompt_tokens"] for row in rows(client))
+        if not any(0 < row["computed_tokens"] < row["prompt_tokens"] for row in rows(client)):
+            return False
+        threading.Timer(0.2, go_on.touch).start()  # the change is asked for meanwhile, and made when the step ends
+        return True
 
-    got = swapped_when(running, client, long, half, [("discipline", "sarathi"), ("discipline", "vllm")])
+    try:
+        got = swapped_when(running, client, long, half, [("discipline", "sarathi"), ("discipline", "vllm")])
+    finally:
+        go_on.touch()
     check_equal(got, alone, long)
     swap(client, "discipline", "kvyard")
     idle_again(running)
 
 
-def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client) -> None:
-    growing = wishes(10, seed=83, prompt=(30, 32), output=(20, 24))
-    alone = run_each(running.base, growing)
+def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client, quick_daemon: DaemonProcess) -> None:
+    growing = wishes(10, seed=83, prompt=(30, 32), output=(80, 90), ids=BYTES)
+    alone = run_each(quick_daemon.base, growing)
     swap(client, "preemption", "fewest-computed")
     client.call("policy.set", {"kind": "preemption", "params": {"how": "swap"}})
     before = value(running, "kvyard_preemptions_total")
@@ -122,9 +147,11 @@ def test_with_a_swapped_out_sequence(running: DaemonProcess, client: Client) -> 
     idle_again(running)
 
 
-def test_with_a_group_of_several_continuations(running: DaemonProcess, client: Client) -> None:
-    body = WANTED[0].body(n=3, max_tokens=10, temperature=1.0)
-    alone = hashes(httpx.post(f"{running.base}/v1/completions", json=body, timeout=120))
+def test_with_a_group_of_several_continuations(
+    running: DaemonProcess, client: Client, quick_daemon: DaemonProcess
+) -> None:
+    body = WANTED[0].body(n=3, max_tokens=60, temperature=1.0)
+    alone = hashes(quick_daemon.post("/v1/completions", body))
 
     async def scene() -> httpx.Response:
         async with httpx.AsyncClient(base_url=running.base, timeout=120) as http:
@@ -186,8 +213,14 @@ def test_a_thousand_random_changes(running: DaemonProcess, client: Client, solo:
 
 
 @pytest.mark.alone
-def test_the_pause_over_fifty_changes(running: DaemonProcess, client: Client) -> None:
+def test_the_pause_over_fifty_changes(default_model: Path) -> None:
     """The gap before the first step of a new generation, the change itself included, against a step's length."""
+    with daemon(*FLAGS, model=default_model) as running, Client(running.socket, timeout=60) as client:
+        check_pauses(running, client)
+
+
+def check_pauses(running: DaemonProcess, client: Client) -> None:
+    """Fifty changes between steps of the default model."""
     wanted = wishes(8, seed=82, prompt=(8, 12), output=(30, 30))
     records: list[dict[str, Any]] = []
     with Client(running.socket) as listener:
@@ -266,20 +299,21 @@ def test_while_the_engine_restarts(running: DaemonProcess, client: Client, solo:
     idle_again(running)
 
 
-def test_while_draining(default_model: Path, solo: list[Result]) -> None:
-    with daemon(*FLAGS, model=default_model) as running, Client(running.socket, timeout=60) as client:
+def test_while_draining(running: DaemonProcess, client: Client, quick_daemon: DaemonProcess) -> None:
+    """The last here: a daemon that drains takes up nothing any more."""
+    wanted = wishes(16, seed=84, prompt=(6, 60), output=(20, 30), ids=BYTES)
+    alone = run_each(quick_daemon.base, wanted)
 
-        async def scene() -> list[Result]:
-            task = asyncio.create_task(run_all(running.base, WANTED))
-            await asyncio.to_thread(
-                wait_until, lambda: len(rows(client)) > len(WANTED) // 2, 60, "requests to be there"
-            )
-            await asyncio.to_thread(wait_until, lambda: len(rows(client)) == len(WANTED), 5, "all of them")
-            client.call("drain", {"stop": False})
-            for name in ("vllm", "sarathi"):
-                await asyncio.to_thread(swap, client, "discipline", name)
-            return await task
+    async def scene() -> list[Result]:
+        client.call("pause")
+        task = asyncio.create_task(run_all(running.base, wanted))
+        await asyncio.to_thread(wait_until, lambda: len(rows(client)) == len(wanted), limit(20), "all to be there")
+        client.call("resume")
+        client.call("drain", {"stop": False})
+        for name in ("vllm", "sarathi"):
+            await asyncio.to_thread(swap, client, "discipline", name)
+        return await task
 
-        check_equal(asyncio.run(scene()), solo, WANTED)
-        assert client.call("status")["discipline"] == "sarathi"
-        idle_again(running)
+    check_equal(asyncio.run(scene()), alone, wanted)
+    assert client.call("status")["discipline"] == "sarathi"
+    idle_again(running)
