@@ -155,28 +155,28 @@ class Growth:
         cols, step = self._ledger.cols, self._step
         rows = self._standing(rows)
         while count := len(rows):
-            ahead, grows, first = self._first_short(rows)
+            ahead, growing, first = self._first_short(rows)
             if first == count:
-                self._place(rows, grows)
+                self._place(rows, growing)
                 break
             if first > 0:
-                self._place(rows[:first], grows[:first])
+                self._place(rows[:first], growing[growing < first])
             row = rows[first]
             seq = cols.owner_of(int(row))
             outcome = pressure.make_room(seq, int(ahead[first]))
             if outcome is Outcome.PHASE_ENDS:
                 return False
             if outcome is Outcome.FITS:
-                if grows[first]:
+                if first in growing:
                     self._ledger.grow(int(row), 1)
                 self._moves.place_decodes(rows[first : first + 1])
             rows = self._standing(rows[first + 1 :])
         return step.left > 0
 
-    def _place(self, rows: IntArray, grows: BoolArray) -> None:
-        """One token for each of `rows`, and a block for those that grow."""
-        if grows.any():
-            self._ledger.grow_each(rows[grows])
+    def _place(self, rows: IntArray, growing: IntArray) -> None:
+        """One token for each of `rows`, and a block for those at these places."""
+        if len(growing):
+            self._ledger.grow_each(rows[growing])
         self._moves.place_decodes(rows)
 
     def _standing(self, rows: IntArray) -> IntArray:
@@ -186,17 +186,17 @@ class Growth:
         left = self._step.left
         return rows if len(rows) <= left else rows[: max(0, left)]
 
-    def _first_short(self, rows: IntArray) -> tuple[IntArray | BoolArray, BoolArray, int]:
-        """For each row the blocks that must be free and whether it takes one, and the first that cannot have them."""
+    def _first_short(self, rows: IntArray) -> tuple[IntArray | BoolArray, IntArray, int]:
+        """For each row the blocks that must be free, the places of those that take one, and the first without."""
         cols, ledger, lookahead = self._ledger.cols, self._ledger, self._advice.traits.lookahead
         total, capacity = cols.total[rows], cols.capacity[rows]
         grows = total > capacity
+        growing: IntArray = grows.nonzero()[0]
         free = ledger.pool.free
         if not lookahead:
-            growing = grows.nonzero()[0]
-            return grows, grows, len(rows) if len(growing) <= free else int(growing[free])
+            return grows, growing, len(rows) if len(growing) <= free else int(growing[free])
         upto = np.maximum(total, np.minimum(total + lookahead, cols.limit[rows] - 1))
         ahead: IntArray = np.maximum(0, -(-upto // ledger.block_size) - capacity // ledger.block_size)
         taken_before: IntArray = np.cumsum(grows) - grows
         short = np.flatnonzero(ahead > np.maximum(0, free - taken_before))
-        return ahead, grows, int(short[0]) if len(short) else len(rows)
+        return ahead, growing, int(short[0]) if len(short) else len(rows)

@@ -224,7 +224,7 @@ class Scheduler:
         rows, ids, total = plan.slots, plan.ids, plan.computed + plan.granted
         cols.computed[rows] = total
         samples = plan.samples
-        if not samples.all():
+        if np.count_nonzero(samples) < len(samples):
             rows, ids, total = rows[samples], ids[samples], total[samples]
         self._end_prompts(rows)
         if self.ledger.contents:
@@ -247,8 +247,8 @@ class Scheduler:
             cols.prompt[rows] = False
 
     def _finish_rows(self, rows: IntArray, stop: BoolArray, full: BoolArray) -> list[tuple[int, str]]:
-        over = stop | full
-        if not over.any():
+        over = (stop | full).nonzero()[0]
+        if not len(over):
             return []
         stopped = stop[over].tolist()
         ended = self.ledger.finish_rows(rows[over])
