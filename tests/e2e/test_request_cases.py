@@ -33,6 +33,7 @@ def running(shared_daemon: DaemonProcess) -> Iterator[DaemonProcess]:
     yield shared_daemon
     idle_again(shared_daemon)
     assert "Traceback" not in shared_daemon.log
+    assert "engine.test_hook" not in shared_daemon.log
 
 
 def ask(running: DaemonProcess, **fields: Any) -> httpx.Response:  # noqa: ANN401 - any JSON value

@@ -456,6 +456,11 @@ def test_LOGPROB_08_offsets_are_where_the_text_is(words: Scripted) -> None:
     assert words.ask("special", ignore_eos=True, max_tokens=7).offsets == [0, 3, 3, 6, 6, 9, 9]
 
 
+def test_a_hook_is_told_in_the_log(words: Scripted) -> None:
+    for variable in ("KVYARD_TEST_SCRIPT", "KVYARD_TEST_FAULTS"):
+        assert any("engine.test_hook" in line and variable in line for line in words.running.log.splitlines())
+
+
 def test_penalties_count_the_tokens_that_came(words: Scripted) -> None:
     """Behind the script the model chooses between two words, of which it was made to say one ten times."""
     red, blue = words.tokenizer.encode(" red blue")

@@ -24,9 +24,12 @@ from typing import Literal
 
 import msgspec
 import numpy as np
+import structlog
 
 from kvyard.core.conduct import ConductLimits
 from kvyard.core.plan import Plan
+
+log = structlog.get_logger(__name__)
 
 VARIABLE = "KVYARD_TEST_FAULTS"
 CONDUCT_VARIABLE = "KVYARD_TEST_CONDUCT"
@@ -55,9 +58,17 @@ class Fault(msgspec.Struct, forbid_unknown_fields=True):
     until: str = ""
 
 
+def asked(variable: str) -> str:
+    """What a hook's variable holds, which is said in the log; empty, the normal case, turns the hook off."""
+    text = os.environ.get(variable, "")
+    if text:
+        log.warning("engine.test_hook", variable=variable)
+    return text
+
+
 def conduct_limits() -> ConductLimits | None:
     """The limits of conduct asked for; None, the normal case, leaves the core's own."""
-    text = os.environ.get(CONDUCT_VARIABLE)
+    text = asked(CONDUCT_VARIABLE)
     return msgspec.json.decode(text, type=ConductLimits) if text else None
 
 
@@ -70,7 +81,7 @@ class Faults:
     @classmethod
     def from_environment(cls) -> Faults | None:
         """The faults asked for; None, the normal case, when there are none."""
-        text = os.environ.get(VARIABLE)
+        text = asked(VARIABLE)
         return cls(msgspec.json.decode(text, type=list[Fault])) if text else None
 
     def at(self, point: Point, plan: Plan) -> None:

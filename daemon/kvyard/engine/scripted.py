@@ -12,13 +12,13 @@ given. Which token it is depends on its place in the output alone, so a preempti
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 import msgspec
 import numpy as np
 
 from kvyard.core.plan import IntArray, TokenArray
+from kvyard.engine.faults import asked
 from kvyard.engine.sampler import Rows, Sampler
 from kvyard.link.messages import Sampling
 
@@ -39,7 +39,7 @@ class Script(msgspec.Struct, forbid_unknown_fields=True):
 
 def make_sampler(vocab_size: int, eos_ids: Sequence[int], slots: int, *, hashes: bool) -> Sampler:
     """The sampler asked for: the plain one, if no script is."""
-    text = os.environ.get(VARIABLE)
+    text = asked(VARIABLE)
     if not text:
         return Sampler(vocab_size, eos_ids, slots, hashes=hashes)
     scripts = msgspec.json.decode(text, type=list[Script])
