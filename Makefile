@@ -10,6 +10,7 @@ PORT   ?=
 HOST   ?=
 SOCKET ?=
 ARGS   ?=
+WORKERS ?= 5
 
 SERVE_FLAGS := $(if $(PORT),--port $(PORT)) $(if $(HOST),--host $(HOST)) $(if $(SOCKET),--socket $(SOCKET)) $(ARGS)
 
@@ -53,13 +54,18 @@ check: $(STAMP)
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-# Many tests wait more than they work, so four share two cores, those of the daemon first; what measures the machine
-# runs by itself afterwards.
-test: check
+# The formatter and the linter first, which take a moment; types and imports, which keep one core busy, are checked
+# beside the tests. Many tests wait more than they work, so $(WORKERS) share two cores, those of the daemon first; what
+# measures the machine runs by itself afterwards, from the files that have such tests.
+test: $(STAMP)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
 	$(BIN)/kvyard model pull smollm2-135m
+	@log=$$(mktemp); ($(BIN)/mypy && $(BIN)/lint-imports --no-cache) >$$log 2>&1 & types=$$!; \
 	OMP_NUM_THREADS=1 KVYARD_TEST_TIME_FACTOR=4 $(BIN)/pytest -m "not alone" --timeout 300 \
-	  --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 30
-	$(BIN)/pytest -m alone
+	  --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 30; tests=$$?; \
+	wait $$types; checked=$$?; cat $$log; rm -f $$log; exit $$((tests + checked))
+	$(BIN)/pytest -m alone $$(grep -rlE 'mark\.alone' tests --include='test_*.py')
 
 test-slow: $(STAMP)
 	$(BIN)/pytest --run-slow
