@@ -277,10 +277,12 @@ async def test_PREEMPT_06_a_preempted_one_comes_back_before_those_that_have_done
     gate = gates[discipline]
 
     async def during(http: httpx.AsyncClient, tasks: list[asyncio.Task[Answer]]) -> None:
-        await asyncio.to_thread(wait_until, gate.held.exists, limit(20), "the step in which A gives way")
-        tasks.append(asyncio.create_task(ask(http, wanted[3])))
-        await large.known(4)
-        gate.go.touch()
+        try:
+            await asyncio.to_thread(wait_until, gate.held.exists, limit(20), "the step in which A gives way")
+            tasks.append(asyncio.create_task(ask(http, wanted[3])))
+            await large.known(4)
+        finally:
+            gate.go.touch()
 
     answers = await large.together(wanted[:3], during)
     b, a, d, c = large.sequences()
