@@ -540,6 +540,11 @@ def test_python_code_that_hangs_is_ended(timed: Guard, hang: Callable[[], Any]) 
     with timed.armed(), pytest.raises(Fault) as caught:
         timed.call("admission", Anything(hang), "admit", same)
     assert caught.value.code == "timeout"
+    spent = re.search(r"and was ended after (\d+) ms and (\d+) ms$", caught.value.message)
+    assert spent is not None
+    limits = timed.budget
+    assert int(spent[1]) >= limits.hard_ns / 1e6 or int(spent[2]) >= limits.wall_ns / 1e6
+    assert int(spent[1]) <= 3 * limits.hard_ns / 1e6, "of CPU time, on whatever machine"
     # Three times the hard limit on an idle machine; a busy one takes the CPU away meanwhile.
     assert time.perf_counter() - start < 3.0
     assert sys.gettrace() is None

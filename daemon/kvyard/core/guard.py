@@ -343,7 +343,8 @@ class Guard:
     # ---- faults ---------------------------------------------------------------------------------------------
 
     def _fault(self, kind: Kind, method: str, error: BaseException) -> Fault:
-        spent = f"{self._cpu_spent() / 1e6:.0f} ms and {(self._clock_ns() - self._started_wall) / 1e6:.0f} ms"
+        cpu_ns, wall_ns = max(0, self._cpu_spent()), self._clock_ns() - self._started_wall
+        spent = f"{cpu_ns / 1e6:.0f} ms and {wall_ns / 1e6:.0f} ms"
         ticks, self._ticks = self._ticks, 0
         breach = error.breach if isinstance(error, Breached) else self._containment.breach(True)
         if breach is None and isinstance(error, MemoryError):
