@@ -120,7 +120,7 @@ class PrefillPolicy(Policy):
         """Most tokens for each of `prompts` in this step; the core cuts at what is left.
 
         `left` for each of them is right, and so is what each wants: together they may be more than a step has. More
-        than four times the token budget and what the prompt wants is a fault (`over-budget`): for no bound, say `left`.
+        than four times the token budget and what the prompt wants is a fault (`over-budget`): for no bound, `left`.
         Called once for the running prompts of a phase, and once for each newcomer with that one view. A policy
         that cuts nothing, for the time being or ever, may have None in its place (a property that looks at
         the parameters, say): then each prompt takes what is left and the policy is not asked.
