@@ -25,6 +25,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3": LLAMA | {"model_type": "qwen3", "head_dim": 16, "num_hidden_layers": 2},
     "gemma3": GEMMA | {"num_hidden_layers": 2, "layer_types": ["sliding_attention", "full_attention"]},
 }
+ONE_LAYER = LLAMA | {"num_hidden_layers": 1}
 DEVICE = "cpu" if triton.knobs.runtime.interpret else "cuda"
 
 pytestmark = pytest.mark.skipif(
@@ -38,6 +39,11 @@ def quiet(what: str, fraction: float) -> None:
 
 def folder(path: Path, family: str) -> Path:
     return write_folder(path, FAMILIES[family], random_tensors(FAMILIES[family]))
+
+
+def one_layer(path: Path) -> Path:
+    """Enough where each layer does the same."""
+    return write_folder(path, ONE_LAYER, random_tensors(ONE_LAYER))
 
 
 def on_cuda(path: Path, *, deterministic: bool = False, blocks: int = 64, swap: int = 0) -> CudaBackend:
@@ -84,8 +90,7 @@ def test_long_decodes_beside_chunks_take_the_split_kernel(tmp_path: Path, monkey
 
 
 def test_deterministic_logits_do_not_depend_on_company(tmp_path: Path) -> None:
-    path = folder(tmp_path, "llama")
-    backend = on_cuda(path, deterministic=True)
+    backend = on_cuda(one_layer(tmp_path), deterministic=True)
     together = jobs(3)
     run(backend, together, blocks=64)
     for job in jobs(3):
@@ -120,7 +125,7 @@ def test_scored_rows_are_read_in_passing(tmp_path: Path, monkeypatch: pytest.Mon
 def test_self_check_passes_and_finds_a_dependence_on_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(self_check, "TOKENS", 12)
     monkeypatch.setattr(self_check, "ROWS", (1, 2, 5))
-    backend = on_cuda(folder(tmp_path, "llama"), deterministic=True)
+    backend = on_cuda(one_layer(tmp_path), deterministic=True)
     backend.self_check()
     honest = backend._ops.pool
     plain = cuda_ops.Product.__call__

@@ -60,10 +60,10 @@ def test_neighbours_change_no_bit(backend: Backend, alone: list[Job], count: int
 
 def test_a_crowd_change_no_bit(backend: Backend, alone: list[Job]) -> None:
     """More rows than one piece of a product takes, entering one after the other."""
-    crowd = [Job([n + 3, 2 * n + 5], 10, enters=n % 4) for n in range(66)]
-    jobs = [Job(_PROMPTS[i], _OUTPUTS, chunk=23, enters=2) for i in (0, 4, 5)]
+    crowd = [Job([n + 3, 2 * n + 5], 7, enters=n % 4) for n in range(66)]
+    jobs = [Job(_PROMPTS[i], _OUTPUTS, chunk=23, enters=2) for i in (0, 4)]
     run(backend, [*crowd, *jobs], seed=5)
-    assert [job.hashes for job in jobs] == [alone[i].hashes for i in (0, 4, 5)]
+    assert [job.hashes for job in jobs] == [alone[i].hashes for i in (0, 4)]
 
 
 def test_a_second_run_has_the_same_bits(backend: Backend, alone: list[Job]) -> None:
