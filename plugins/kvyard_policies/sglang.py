@@ -7,8 +7,7 @@ the end of the queue; it wins an early first token and a fuller pool than whole-
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Iterable
 
 import numpy as np
 from kvyard.policy import (
@@ -20,12 +19,14 @@ from kvyard.policy import (
     AdmissionPolicy,
     Cause,
     Discipline,
+    Overtaken,
     PolicyParams,
     PreemptionPolicy,
     PrefillPolicy,
     RequestView,
     Shape,
     Snapshot,
+    Value,
     Victims,
     live,
     nobody,
@@ -62,8 +63,10 @@ class SglangAdmission(AdmissionPolicy):
     ratio = 1.0
     _decodes = _preempted = 0
     _full = (-1, -1)
-    _seen: Mapping[int, int] = MappingProxyType({})
-    """Admissions so far when each waiting request was first seen, by id."""
+
+    def __init__(self, **values: Value) -> None:
+        super().__init__(**values)
+        self._overtaken = Overtaken()
 
     def admit(self, s: Snapshot) -> Admission:
         if (s.count.finished, s.count.preempted) == self._full:
@@ -110,16 +113,8 @@ class SglangAdmission(AdmissionPolicy):
         if self.params.order == "fcfs" or len(s.waiting) > LONGEST_SORTED_QUEUE:
             return s.waiting
         # Not SGLang's: with a steady flow of hot prefixes a cold request would never come in.
-        self._seen = {r.id: self._seen.get(r.id, s.count.admitted) for r in s.waiting}
-        late = s.count.admitted - self.params.passes
-        lpm = self.params.order == "lpm"
-
-        def rank(r: RequestView) -> tuple[bool, int]:
-            if self._seen[r.id] <= late:
-                return False, 0
-            return True, -(r.hits if lpm else r.max_new)
-
-        return sorted(s.waiting, key=rank)
+        late, lpm = self._overtaken.by(s, self.params.passes), self.params.order == "lpm"
+        return sorted(s.waiting, key=lambda r: (0, 0) if r.id in late else (1, -(r.hits if lpm else r.max_new)))
 
 
 class RetractPreemption(PreemptionPolicy):

@@ -13,7 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.core.advice import builtin_set
 from kvyard.core.scheduler import Scheduler
-from kvyard.policy import Admission, AdmissionPolicy, Ends, Lengths, Served, Snapshot, learning
+from kvyard.policy import (
+    Admission,
+    AdmissionPolicy,
+    Ends,
+    Lengths,
+    Overtaken,
+    RequestView,
+    Served,
+    Snapshot,
+    learning,
+)
 
 from tests.core.harness import run_all, run_step, scheduler_of, spec
 
@@ -98,6 +108,28 @@ def test_ends_that_the_snapshot_forgot_are_passed_over() -> None:
     assert policy.ended == list(range(600 - 256, 600))
     look(scheduler)
     assert len(policy.ended) == 257, "who made it look before"
+
+
+def test_who_saw_others_come_in_is_known_until_it_comes_in_itself() -> None:
+    scheduler, policy = watched(max_running=1)
+    overtaken = Overtaken()
+    late: list[set[int]] = []
+
+    def newest_first(s: Snapshot) -> Admission:
+        late.append(overtaken.by(s, 3))
+        order: list[RequestView] = sorted(s.waiting, key=lambda r: (r.id not in late[-1], -r.id))
+        return Admission(order)
+
+    policy.admit = newest_first  # type: ignore[method-assign]
+    order: list[int] = []
+    scheduler.add(spec(1, 1, 1))
+    scheduler.add(spec(2, 1, 1))
+    for id in range(3, 9):
+        order += run_step(scheduler).scheduled
+        scheduler.add(spec(id, 1, 1))
+    assert order == [2, 3, 4, 1, 6, 7]
+    assert late == [set(), set(), set(), {1}, set(), set()]
+    assert len(overtaken._seen) == 2, "those that wait"
 
 
 @given(

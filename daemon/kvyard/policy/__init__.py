@@ -28,7 +28,7 @@ from kvyard.policy.decisions import (
     Victims,
     nobody,
 )
-from kvyard.policy.learning import Ends, Lengths, Progress, Served
+from kvyard.policy.learning import Ends, Lengths, Overtaken, Progress, Served
 from kvyard.policy.params import ParamError, PolicyParams, Value, live, restart
 from kvyard.policy.snapshot import Columns, Counts, Ended, PolicyState, RequestView, Snapshot, StepTime, Waiting
 
@@ -55,6 +55,7 @@ __all__ = [
     "Kind",
     "Lengths",
     "OrderKey",
+    "Overtaken",
     "ParamError",
     "Phase",
     "Policy",

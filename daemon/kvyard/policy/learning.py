@@ -1,4 +1,4 @@
-"""What a policy that learns has to keep: who ended, what was served, how long outputs are.
+"""What a policy that learns has to keep: who ended, what was served, who was overtaken, how long outputs are.
 
 Each is state of the policy that owns it, bounded, and fed by nothing but the snapshots that the policy is asked with.
 """
@@ -75,6 +75,20 @@ class Served:
         known = self._known.get(id)
         self._known[id] = (tenant, generated)
         return Progress(tenant, prompt, generated) if known is None else Progress(tenant, 0, generated - known[1])
+
+
+class Overtaken:
+    """Who waits while others come in: for a policy that sorts the queue by what changes, so that nobody starves."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, int] = {}
+        """Admissions so far when each waiting sequence was first seen, by id."""
+
+    def by(self, s: Snapshot, most: int) -> set[int]:
+        """Ids of the waiting that saw `most` others or more come in since they were first seen. Walks all of them."""
+        admitted = s.count.admitted
+        self._seen = {r.id: self._seen.get(r.id, admitted) for r in s.waiting}
+        return {id for id, then in self._seen.items() if admitted - then >= most}
 
 
 class Lengths:
