@@ -88,14 +88,14 @@ def blamed(scheduler: Scheduler) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("decide", [oldest_first, in_turn()], ids=["always the same", "in a circle"])
 def test_victims_that_get_nowhere(decide: Callable[[Snapshot, RequestView, Cause], Victims]) -> None:
-    preemption = ScriptedPreemption(decide, lookahead=200)
-    scheduler = crowd(preemption=preemption, outputs=200, blocks=14, max_model_len=256)
-    assert run(scheduler)
+    preemption = ScriptedPreemption(decide, lookahead=240)
+    scheduler = crowd(preemption=preemption, outputs=240, blocks=16, max_model_len=256)
+    run(scheduler, most=1000)
     (exit_,) = scheduler.take_exits()
     assert (exit_.kind, exit_.name, exit_.code) == ("preemption", "scripted", "thrashing")
-    assert "gave way to later ones 17 times" in exit_.message
+    assert "gave way to later ones 33 times" in exit_.message
     assert exit_.decisions[-1]["call"] == "victims"
-    assert scheduler.blocks_used == 0
+    assert scheduler.ledger.count.finished > 0, "the built-in serves them"
 
 
 def test_an_admission_that_evicts_for_everybody() -> None:

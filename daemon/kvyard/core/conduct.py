@@ -43,10 +43,10 @@ class ConductLimits:
     idle_steps: int = 2000
     """Steps that placed others while a running sequence got nothing; and `idle_s` seconds."""
     idle_s: float = 30.0
-    thrashes: int = 16
+    thrashes: int = 32
     """Preemptions of one sequence in a row, each for one behind it and before it had won a quarter of its loss.
 
-    Full pools alone bring it to 2 under the disciplines that come with kvyard."""
+    Full pools alone bring it to 7 at most under the disciplines that come with kvyard."""
     override_share: float = 0.5
     """Of the last `window` calls of a kind, those that the core had to override."""
     window: int = 100
