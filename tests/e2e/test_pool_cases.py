@@ -420,7 +420,7 @@ def most_blocks(steps: list[dict[str, Any]]) -> int:
 
 
 MIB = 1 << 20
-HELD = 1 << 30
+HELD = 512 << 20
 """Bytes that another process holds."""
 
 
@@ -445,7 +445,7 @@ def holding(size: int) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def told(quick_model_folder: Path) -> tuple[int, int]:
-    """Beside a process that holds a GiB far too large a pool is asked for: MiB that are free, and the most blocks."""
+    """Beside a process with half a GiB far too large a pool is asked for: MiB that are free, and the most blocks."""
     with holding(HELD):
         log = refused(quick_model_folder, "--kv-blocks", "1000000000")
     found = re.search(r"1000000000 KV blocks take \d+ MiB and (\d+) MiB are free", log)

@@ -142,4 +142,25 @@ MUTATIONS = (
         "return self._decoder.decode(self._bytes_of(token), True)",
         "tests/front/text/test_detokenizer.py::test_TEXT_02_a_long_run_of_byte_tokens_stays_whole",
     ),
+    Mutation(
+        "a victim that was placed already stays in the plan",
+        f"{CORE}/planner.py",
+        "        if step.preempted:  # a victim",
+        "        if False:  # a victim",
+        "tests/e2e/test_pool_cases.py::test_PREEMPT_08_nobody_who_gave_way_is_in_the_plan",
+    ),
+    Mutation(
+        "digests are the same with every start",
+        f"{ENGINE}/process.py",
+        "salt=secrets.token_bytes(16)",
+        "salt=bytes(16)",
+        "tests/e2e/test_pool_cases.py::test_PREFIX_02_digests_are_long_and_new_with_every_start",
+    ),
+    Mutation(
+        "the control socket is open to all for a moment",
+        f"{FRONT}/control/listener.py",
+        "mask = os.umask(0o177)",
+        "mask = os.umask(0)",
+        "tests/e2e/test_pool_cases.py::test_LIFECYCLE_08_the_socket_is_never_open_to_others_under_a_loose_umask",
+    ),
 )

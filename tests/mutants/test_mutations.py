@@ -22,7 +22,7 @@ def test_it_applies_and_its_test_exists(mutation: Mutation, tmp_path: Path) -> N
     ast.parse(copy.read_text())
     file, _, name = mutation.test.partition("::")
     tree = ast.parse((ROOT / file).read_text())
-    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+    assert name in {node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
 
 
 def test_code_that_has_changed_is_told(tmp_path: Path) -> None:
