@@ -267,6 +267,7 @@ def test_TEXT_07_nothing_is_held_back_that_begins_no_stop_string(words: Scripted
 def test_TEXT_07_what_has_been_made_has_been_sent(words: Scripted) -> None:
     """Scheduling is paused in mid-stream: the text of every token that there is arrives."""
     running, got = words.running, Choice()
+    idle_again(running)
     made = value(running, "kvyard_output_tokens_total")
     over = threading.Event()
 
