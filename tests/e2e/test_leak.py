@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -79,16 +80,20 @@ def wait_for_state(client: Client, prompt_tokens: int, state: str) -> dict[str, 
     return found[0]
 
 
-def wait_for_one_swapped(client: Client) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Wait until one of two sequences is swapped out; it, and the other one."""
+def stopped_with_one_swapped(client: Client) -> tuple[dict[str, Any], dict[str, Any]] | None:
+    """Stop scheduling when one of two sequences is swapped out: it, and the other one; None when both have ended."""
     found: list[dict[str, Any]] = []
 
     def there() -> bool:
+        client.call("pause")
         found[:] = sorted(rows(client), key=lambda row: row["state"] != "swapped")
-        return [row["state"] for row in found] == ["swapped", "running"]
+        if not found or [row["state"] for row in found] == ["swapped", "running"]:
+            return True
+        client.call("resume")
+        return False
 
     wait_until(there, limit(20), "one of two to be swapped")
-    return found[0], found[1]
+    return (found[0], found[1]) if found else None
 
 
 def cancel(client: Client, row: dict[str, Any]) -> None:
@@ -138,18 +143,33 @@ def test_LEAK_09_cancelled_while_its_kv_is_in_the_host_pool_or_on_its_way_back(
 ) -> None:
     client.call("policy.swap", {"kind": "preemption", "name": "fewest-computed", "params": {"how": "swap"}})
     try:
-        for repeat in range(20):
+        done = 0
+        for repeat in range(60):
             # Together they outgrow the pool after a few tokens; who has fewer tokens in KV goes: the shorter one,
             # unless a busy machine let it begin much earlier.
-            stays = Background(running, [repeat] * 510, 1 << 9)
-            goes = Background(running, [repeat + 100] * 480, 1 << 9)
-            swapped, staying = wait_for_one_swapped(client)
-            assert client.call("dump")["engine"]["host_blocks_used"] > 0
-            for row in (swapped, staying) if repeat % 2 else (staying, swapped):  # in this order it comes back first
-                cancel(client, row)
-            assert all(asked.answer().json()["error"]["code"] == "cancelled" for asked in (stays, goes))
+            client.call("pause")
+            both = [Background(running, [repeat + 100 * number] * (510 - 30 * number), 1 << 9) for number in (0, 1)]
+            wait_until(lambda: len(rows(client)) == 2, limit(20), "both to wait")
+            client.call("resume")
+            if (pair := stopped_with_one_swapped(client)) is not None:
+                swapped, staying = pair
+                assert client.call("dump")["engine"]["host_blocks_used"] > 0
+                if done % 2:
+                    cancel(client, swapped)
+                    cancel(client, staying)
+                    client.call("resume")
+                else:  # in this order the swapped one is on its way back, or on a busy machine has ended
+                    cancel(client, staying)
+                    client.call("resume")
+                    with contextlib.suppress(ControlError):
+                        cancel(client, swapped)
+                done += ["error" in asked.answer().json() for asked in both] == [True, True]
+            client.call("resume")
             idle_again(running)
             dump = client.call("dump")["engine"]
             assert (dump["host_blocks_used"], dump["blocks"]["used"], dump["faults"]) == (0, 0, [])
+            if done == 20:
+                break
+        assert done == 20
     finally:
         client.call("policy.swap", {"kind": "discipline", "name": "kvyard", "params": {}})

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,9 +39,29 @@ def tight(model: Path) -> Iterator[DaemonProcess]:
 
 
 @pytest.fixture(scope="module")
-def queue(model: Path) -> Iterator[DaemonProcess]:
-    with daemon(*QUEUE, model=model) as process:
+def go_on(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A file; while it is not there, no step of `queue` with a sequence of `HELD_AT` tokens ends."""
+    path = tmp_path_factory.mktemp("held") / "go on"
+    path.touch()
+    return path
+
+
+HELD_AT = 20
+
+
+@pytest.fixture(scope="module")
+def queue(model: Path, go_on: Path) -> Iterator[DaemonProcess]:
+    held = {"point": "model", "action": "hold", "computed": HELD_AT, "until": str(go_on)}
+    with daemon(*QUEUE, model=model, env={"KVYARD_TEST_FAULTS": json.dumps([held])}) as process:
         yield process
+
+
+@pytest.fixture
+def held(go_on: Path) -> Iterator[Callable[[], None]]:
+    """Nobody ends before this is called."""
+    go_on.unlink()
+    yield go_on.touch
+    go_on.touch()
 
 
 def body(prompt: list[int], max_tokens: int | None, **more: Any) -> dict[str, Any]:  # noqa: ANN401 - any JSON value
@@ -72,7 +93,17 @@ async def test_PREEMPT_04_and_METRICS_03_preempted_ones_end_at_their_length(tigh
     names = ("kvyard_queue_seconds", "kvyard_time_to_first_token_seconds", "kvyard_e2e_seconds")
     before = {name: value(tight, f"{name}_count") for name in names}
     preempted = value(tight, "kvyard_preemptions_total")
-    answers = await at_once(tight, bodies)
+    with Client(tight.socket) as client:
+        client.call("pause")
+        sent = asyncio.create_task(at_once(tight, bodies))
+        await asyncio.to_thread(
+            wait_until,
+            lambda: client.call("requests", {"limit": 1})["total"] == len(bodies),
+            limit(10),
+            "all to wait",
+        )
+        client.call("resume")
+        answers = await sent
     assert [hashes(answer) for answer in answers] == alone
     for answer in answers:
         assert answer.json()["usage"]["completion_tokens"] == 200
@@ -138,7 +169,9 @@ def test_METRICS_07_blocks_of_requests_and_cached_ones_are_apart(tight: DaemonPr
     assert used + cached + free == BLOCKS
 
 
-async def test_CAPACITY_05_a_burst_is_refused_at_once_and_what_is_accepted_ends(queue: DaemonProcess) -> None:
+async def test_CAPACITY_05_a_burst_is_refused_at_once_and_what_is_accepted_ends(
+    queue: DaemonProcess, held: Callable[[], None]
+) -> None:
     """Four run and sixteen wait: of a hundred, twenty are served and eighty refused within a second."""
     refused_after: list[float] = []
 
@@ -148,6 +181,8 @@ async def test_CAPACITY_05_a_burst_is_refused_at_once_and_what_is_accepted_ends(
         if answer.status_code != 200:
             refused_after.append(time.monotonic() - began)
             assert int(answer.headers["retry-after"]) >= 1
+            if len(refused_after) == 80:
+                held()
         return answer
 
     limits = httpx.Limits(max_connections=100)
@@ -162,9 +197,16 @@ async def test_CAPACITY_05_a_burst_is_refused_at_once_and_what_is_accepted_ends(
     idle_again(queue)
 
 
-async def test_CAPACITY_07_a_group_has_places_for_all_or_is_refused(queue: DaemonProcess) -> None:
+async def test_CAPACITY_07_a_group_has_places_for_all_or_is_refused(
+    queue: DaemonProcess, held: Callable[[], None]
+) -> None:
     """Twenty places: of seven groups of four, five come in whole, two are refused; no orphan is left."""
-    answers = await at_once(queue, [body(prompt(seed, 8), 60, n=4) for seed in range(7)])
+    async with httpx.AsyncClient(base_url=queue.base, timeout=120) as http:
+        bodies = [body(prompt(seed, 8), 60, n=4) for seed in range(7)]
+        sent = [asyncio.create_task(http.post("/v1/completions", json=one)) for one in bodies]
+        await asyncio.to_thread(wait_until, lambda: sum(task.done() for task in sent) == 2, limit(10), "two refusals")
+        held()
+        answers = await asyncio.gather(*sent)
     codes = [answer.status_code for answer in answers]
     assert (codes.count(200), codes.count(429)) == (5, 2)
     assert all(len(answer.json()["choices"]) == 4 for answer in answers if answer.status_code == 200)
