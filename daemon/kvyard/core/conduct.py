@@ -18,8 +18,8 @@ from kvyard.link.record import Preemption
 from kvyard.policy.base import KINDS, Kind
 
 Losses = tuple[int, int, int, int]
-"""Of a sequence that was preempted: its tokens and what was kept of them then, the preemptions in a row that speak
-alossest a policy, and how many of those the admission policy brought about."""
+"""Of a sequence that was preempted: its tokens and how many of them were kept then, the preemptions in a row that
+speak against a policy, and how many of those the admission policy brought about."""
 
 PAYS = 4
 """A preemption pays when the tokens won before it, so many times over, are as many as are lost."""

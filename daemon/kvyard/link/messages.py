@@ -103,8 +103,6 @@ class Start(Struct, array_like=True, tag="start"):
     """Number of policy changes so far, so that it never goes back over a restart."""
     policy_state: dict[str, Any] = {}
     """Last exported state per `kind/name`."""
-    faults: dict[str, Any] = {}
-    """Test hooks (named fault points, scripted tokens); empty in normal use."""
     prefix_cache_isolation: Literal["none", "tenant"] = "tenant"
     """Who shares prefixes: everybody, or the requests of one tenant."""
 
