@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 from kvyard.control.client import Client, ControlError
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
-from tests.e2e.streams import Result, Wish, run_all, run_each, wishes
+from tests.e2e.streams import Result, Wish, run_all, run_each, stream, wishes
+from tests.e2e.timing import limit
 
 STREAMS = 100
 POOL_BLOCKS = 60
@@ -59,11 +63,19 @@ def test_a_hundred_streams_under_pressure_equal_their_solo_runs(
         assert running.status()["kv"] == base_kv
 
 
-def test_a_client_that_goes_away_frees_its_blocks_within_two_steps(default_model: Path) -> None:
-    with daemon("--kv-blocks", "256", model=default_model) as running:
-        stays = wishes(1, seed=3, output=(300, 300))[0]
-        leaves = wishes(1, seed=4, output=(900, 900))[0]
-        asyncio.run(_leave_early(running, stays, leaves))
+HELD_AT = 100
+"""Tokens of a sequence in KV with which the first step is held."""
+
+
+def test_a_client_that_goes_away_frees_its_blocks_within_two_steps(quick_model_folder: Path, tmp_path: Path) -> None:
+    """The engine is in a step while one goes; then it goes on."""
+    go_on = tmp_path / "go on"
+    held = {"point": "model", "action": "hold", "computed": HELD_AT, "until": str(go_on)}
+    faults = json.dumps([held, {"point": "model", "action": "sleep", "seconds": 0.01}])
+    with daemon("--kv-blocks", "256", model=quick_model_folder, env={"KVYARD_TEST_FAULTS": faults}) as running:
+        stays = wishes(1, seed=3, output=(300, 300), ids=(0, 250))[0]
+        leaves = wishes(1, seed=4, output=(900, 900), ids=(0, 250))[0]
+        asyncio.run(_leave_early(running, stays, leaves, go_on))
 
 
 def _watch_steps(running: DaemonProcess, steps: list[tuple[float, int]]) -> None:
@@ -73,26 +85,30 @@ def _watch_steps(running: DaemonProcess, steps: list[tuple[float, int]]) -> None
         steps.extend((data["at"], len(data["ids"])) for data in found if data.get("ids"))
 
 
-async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish) -> None:
-    import httpx
+async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish, go_on: Path) -> None:
+    steps: list[tuple[float, int]] = []
+    threading.Thread(target=_watch_steps, args=(running, steps), daemon=True).start()
+    reached = asyncio.Event()
 
-    from tests.e2e.streams import stream
+    def on_token(wish: Wish, result: Result) -> None:
+        if len(result.tokens) > HELD_AT - len(wish.prompt):
+            reached.set()
 
-    async with httpx.AsyncClient(base_url=running.base, timeout=60) as client:
-        staying = asyncio.create_task(stream(client, stays))
-        leaving = asyncio.create_task(stream(client, leaves))
-        await asyncio.to_thread(
-            wait_until, lambda: value(running, "kvyard_sequences_running") == 2, 20, "both to run"
+    async with httpx.AsyncClient(base_url=running.base, timeout=60, verify=False) as client:
+        staying, leaving = (
+            asyncio.create_task(stream(client, wish, partial(on_token, wish))) for wish in (stays, leaves)
         )
-        steps: list[tuple[float, int]] = []
-        threading.Thread(target=_watch_steps, args=(running, steps), daemon=True).start()
-        await asyncio.to_thread(wait_until, lambda: steps, 20, "step records")
+        async with asyncio.timeout(limit(20)):
+            await reached.wait()
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
+        await asyncio.sleep(limit(0.25))  # the front notices meanwhile, which nothing tells before the engine agrees
         left = time.monotonic()
-        await asyncio.to_thread(wait_until, lambda: steps[-1][1] == 1, 5, "one to be gone")
+        await asyncio.to_thread(go_on.touch)
+        await asyncio.to_thread(wait_until, lambda: steps[-1][1] == 1, limit(5), "one to be gone")
         assert sum(rows == 2 for at, rows in steps if at > left) <= 2, "steps that still computed for nobody"
         result = await staying
         assert result.finishes == ["length"]
+    assert any(rows == 2 for _, rows in steps), "they ran together"
     idle_again(running)

@@ -40,9 +40,16 @@ def matrix_kinds(found: Sequence[dict[str, Any]]) -> set[tuple[str, str]]:
     return {(report["target"], kind) for report in found for kind in report["usage"]["matrix"]}
 
 
+@pytest.fixture(scope="module")
+def default_model_builds() -> list[dict[str, Any]]:
+    """Attention of the default model, compiled for all targets."""
+    kernels = ("decode_split", "decode_merge", "mixed_attention")
+    return reports("--model", "smollm2-135m", *(word for kernel in kernels for word in ("--kernel", kernel)))
+
+
 @pytest.mark.timeout(600)
-def test_decode_attention_of_the_default_model_on_all_targets() -> None:
-    found = reports("--model", "smollm2-135m", "--kernel", "decode_split", "--kernel", "decode_merge")
+def test_decode_attention_of_the_default_model_on_all_targets(default_model_builds: list[dict[str, Any]]) -> None:
+    found = [report for report in default_model_builds if report["kernel"] != "mixed_attention"]
     assert [report["target"] for report in found if report["kernel"] == "decode_merge"] == 2 * TARGETS
     assert len([report for report in found if report["kernel"] == "decode_split"]) == 2 * 2 * 4
     for report in found:
@@ -63,14 +70,14 @@ def test_decode_attention_of_every_head_shape_keeps_its_registers() -> None:
 
 
 @pytest.mark.timeout(600)
-def test_chunks_use_each_architectures_own_products() -> None:
-    found = reports("--model", "smollm2-135m", "--kernel", "mixed_attention")
+def test_chunks_use_each_architectures_own_products(default_model_builds: list[dict[str, Any]]) -> None:
+    found = [report for report in default_model_builds if report["kernel"] == "mixed_attention"]
     wide = [report for report in found if report["variant"].startswith("bf16")]
     expected = {("sm_80", "mma"), ("sm_90", "wgmma"), ("sm_100", "tcgen05"), ("gfx942", "mfma")}
     assert matrix_kinds(wide) == expected
 
 
-SPILLING = """
+PROGRAM = """
 import dataclasses, json
 from kvyard_kernels.compile import compile_one
 from kvyard_kernels.configurations import MODELS, builds
@@ -79,15 +86,33 @@ gemma = tuple(model for model in MODELS if model.name == "gemma-3-1b")
 decode = next(b for b in builds(gemma) if b.kernel == "decode_split" and "fp32" in b.users[0])
 wide = dataclasses.replace(decode, constants=decode.constants | {"TILE": 32, "PRECISION": "tf32x3"})
 broken = dataclasses.replace(decode, constants=decode.constants | {"TILE": 31})
-print(json.dumps([compile_one(build, "sm_90").fault for build in (wide, broken)]))
+faults = [compile_one(build, "sm_90").fault for build in (wide, broken)]
+configurations = [
+    {"kernel": b.kernel, "signature": b.signature, "constants": b.constants, "aligned": b.aligned, "users": b.users}
+    for b in builds()
+]
+print(json.dumps([faults, configurations]))
 """
 
 
-@pytest.mark.timeout(600)
-def test_a_spilling_build_and_a_broken_one_are_faults() -> None:
-    done = python("-c", SPILLING)
+@pytest.fixture(scope="module")
+def told() -> tuple[list[str], list[dict[str, Any]]]:
+    """The faults of two bad builds, and all builds, as the command would compile them."""
+    done = python("-c", PROGRAM)
     assert done.returncode == 0, done.stderr[-2000:]
-    spilling, broken = json.loads(done.stdout)
+    faults, configurations = json.loads(done.stdout)
+    return faults, configurations
+
+
+@pytest.fixture(scope="module")
+def configurations(told: tuple[list[str], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    """All builds."""
+    return told[1]
+
+
+@pytest.mark.timeout(600)
+def test_a_spilling_build_and_a_broken_one_are_faults(told: tuple[list[str], list[dict[str, Any]]]) -> None:
+    spilling, broken = told[0]
     assert "spills in decode attention" in spilling
     assert "CompilationError" in broken
 
@@ -100,26 +125,6 @@ def test_everything_in_use_compiles() -> None:
     assert not [report for report in found if report["fault"]]
     spilled = {report["kernel"] for report in found if report["usage"]["spills"]}
     assert spilled <= {"mixed_attention"}
-
-
-CONFIGURATIONS = """
-import json
-from kvyard_kernels.configurations import MODELS, builds
-
-print(json.dumps([
-    {"kernel": b.kernel, "signature": b.signature, "constants": b.constants, "aligned": b.aligned, "users": b.users}
-    for b in builds()
-]))
-"""
-
-
-@pytest.fixture(scope="module")
-def configurations() -> list[dict[str, Any]]:
-    """All builds, as the command would compile them."""
-    done = python("-c", CONFIGURATIONS)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found: list[dict[str, Any]] = json.loads(done.stdout)
-    return found
 
 
 def test_every_kernel_is_among_the_builds(configurations: list[dict[str, Any]]) -> None:
