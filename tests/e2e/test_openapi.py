@@ -56,7 +56,7 @@ def conforms(running: DaemonProcess, folder: Path, *more: str) -> None:
 @pytest.mark.timeout(300)
 def test_API_the_description_is_true(described: DaemonProcess, tmp_path: Path) -> None:
     conforms(described, tmp_path, "--phases", "coverage", "--mode", "positive")
-    conforms(described, tmp_path, "--phases", "fuzzing", "--max-examples", "15")
+    conforms(described, tmp_path, "--phases", "fuzzing", "--max-examples", "8")
 
 
 @pytest.mark.slow
