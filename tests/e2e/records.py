@@ -15,11 +15,19 @@ from tests.e2e.daemon import DaemonProcess, wait_until
 class Records:
     """Every step record since it was opened, in order."""
 
-    def __init__(self) -> None:
+    def __init__(self, client: Client) -> None:
         self.steps: list[dict[str, Any]] = []
+        self._client = client
+        self._first = 0
+
+    def take(self, record: dict[str, Any]) -> None:
+        """One more, unless it is of a step that was over when those before were forgotten."""
+        if record["step"] >= self._first:
+            self.steps.append(record)
 
     def clear(self) -> None:
-        """Forget those so far."""
+        """Forget those of all steps so far; records come behind the answers, so some may still be on their way."""
+        self._first = self._client.call("dump")["engine"]["step"]
         self.steps.clear()
 
     def admissions(self) -> list[int]:
@@ -41,14 +49,14 @@ class Records:
 @contextlib.contextmanager
 def recording(running: DaemonProcess) -> Iterator[Records]:
     """Listen to the steps until the block ends."""
-    records = Records()
-    with Client(running.socket) as listener:
+    with Client(running.socket, timeout=60) as client, Client(running.socket) as listener:
+        records = Records(client)
 
         def listen() -> None:
             with contextlib.suppress(ControlError, OSError):
                 for event in listener.subscribe(["steps"]):
                     if "step" in event.data:
-                        records.steps.append(event.data)
+                        records.take(event.data)
 
         threading.Thread(target=listen, daemon=True).start()
         # A subscription counts from when it is answered: a step seen proves that it is.

@@ -95,15 +95,13 @@ class Pool:
     running: DaemonProcess
     client: Client
     records: Records
-    first: int = 0
-    """Number of the first step that counts: records come behind the answers, and those of solo runs may come late."""
     count: int = 0
     """Of the last run of requests together."""
 
     @property
     def steps(self) -> list[dict[str, Any]]:
         """Records of the last run of requests together."""
-        return [record for record in list(self.records.steps) if record["step"] >= self.first]
+        return list(self.records.steps)
 
     def charge(self, kind: str, name: str, **params: Any) -> None:  # noqa: ANN401 - any JSON value
         """Put a policy in charge."""
@@ -126,7 +124,6 @@ class Pool:
                 tasks.append(asyncio.create_task(ask(http, one)))
                 if in_order or number == len(wanted):
                     await self.known(number)
-            self.first = self.client.call("dump")["engine"]["step"]
             self.client.call("resume")
             if during is not None:
                 await during(http, tasks)
@@ -153,7 +150,7 @@ class Pool:
 
     def admissions(self) -> list[int]:
         """Ids in the order in which they came in, and came in again."""
-        return [pair[0] for record in self.steps for pair in record["admitted"]]
+        return self.records.admissions()
 
     def settled(self) -> None:
         """Nothing is held or wrong any more."""
