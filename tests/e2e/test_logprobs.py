@@ -83,21 +83,6 @@ def test_the_forms_agree(quick_daemon: DaemonProcess) -> None:
     assert again["choices"][0]["logits_hashes"] == plain["logits_hashes"]
 
 
-def test_a_chat_is_scored_too(shared_daemon: DaemonProcess) -> None:
-    asked = {
-        "model": MODEL,
-        "messages": [{"role": "user", "content": "Hello"}],
-        "max_tokens": 2,
-        "prompt_logprobs": 1,
-    }
-    answer = shared_daemon.post("/v1/chat/completions", asked).json()
-    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
-    assert answer["prompt_logprobs"][0] is None
-    for entry in answer["prompt_logprobs"][1:]:
-        assert min(each["rank"] for each in entry.values()) == 1
-        assert all(each["logprob"] <= 0 for each in entry.values())
-
-
 def test_scoring_alone_shows_no_output(quick_daemon: DaemonProcess) -> None:
     answer = quick_daemon.complete("Hello", echo=True, logprobs=1, max_tokens=0)
     (choice,) = answer["choices"]

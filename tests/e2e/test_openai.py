@@ -116,5 +116,20 @@ def test_bad_values_are_the_clients_errors(client: OpenAI, wrong: dict[str, obje
     assert name in str(error.value)
 
 
+def test_a_chat_is_scored_too(shared_daemon: DaemonProcess) -> None:
+    asked = {
+        "model": MODEL,
+        "messages": [{"role": "user", "content": "Hello"}],
+        "max_tokens": 2,
+        "prompt_logprobs": 1,
+    }
+    answer = shared_daemon.post("/v1/chat/completions", asked).json()
+    assert len(answer["prompt_logprobs"]) == answer["usage"]["prompt_tokens"]
+    assert answer["prompt_logprobs"][0] is None
+    for entry in answer["prompt_logprobs"][1:]:
+        assert min(each["rank"] for each in entry.values()) == 1
+        assert all(each["logprob"] <= 0 for each in entry.values())
+
+
 def test_nothing_is_left_behind(shared_daemon: DaemonProcess) -> None:
     idle_again(shared_daemon)

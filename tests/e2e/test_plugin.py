@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ import pytest
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import idle_again, value
 from tests.e2e.streams import run_all, wishes
+from tests.e2e.timing import limit
 
 EXAMPLE = Path(__file__).parents[2] / "plugins" / "example"
 FLAGS = ("--kv-blocks", "128", "--max-running", "16")
@@ -63,8 +65,11 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def running(site: Path, default_model: Path) -> Iterator[DaemonProcess]:
-    with daemon(*FLAGS, model=default_model, env={"PYTHONPATH": str(site)}) as process:
+def running(site: Path, quick_model_folder: Path) -> Iterator[DaemonProcess]:
+    """The quick model, in steps that last until somebody has changed the policy."""
+    slow = json.dumps([{"point": "model", "action": "sleep", "seconds": 0.05}])
+    env = {"PYTHONPATH": str(site), "KVYARD_TEST_FAULTS": slow}
+    with daemon(*FLAGS, model=quick_model_folder, env=env) as process:
         yield process
 
 
@@ -103,9 +108,11 @@ def test_swapped_in_under_load_then_upgraded_and_swapped_again(
     running: DaemonProcess, site: Path, tmp_path: Path
 ) -> None:
     async def swap_under_load(kind: str, name: str) -> None:
-        wanted = wishes(10, seed=71, output=(20, 40))
+        wanted = wishes(10, seed=71, output=(20, 40), ids=(0, 250))
         task = asyncio.create_task(run_all(running.base, wanted))
-        await asyncio.sleep(0.3)
+        await asyncio.to_thread(
+            wait_until, lambda: value(running, "kvyard_sequences_running") > 0, limit(20), "requests to run"
+        )
         result = await asyncio.to_thread(running.ask, "policy", "swap", kind, name)
         assert result["ok"]
         for got, wish in zip(await task, wanted, strict=True):
@@ -146,7 +153,7 @@ def test_a_faulty_version_is_put_out_then_removed_while_in_quarantine(
     install(second_version(tmp_path, break_it=True), site)
     running.ask("policy", "swap", "discipline", "kvyard")
     running.ask("policy", "swap", "admission", NAMES["admission"])
-    answer = running.complete([1000, 1001, 1002], max_tokens=8, ignore_eos=True)
+    answer = running.complete([100, 101, 102], max_tokens=8, ignore_eos=True)
     assert answer["usage"]["completion_tokens"] == 8
     wait_until(lambda: running.status()["quarantine"], 5, "the quarantine")
     (entry,) = running.status()["quarantine"]

@@ -14,9 +14,9 @@ from kvyard.front.keys import make_key
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.metrics import value
-from tests.e2e.quick_model import quick_model
 from tests.e2e.records import recording
-from tests.e2e.streams import Result, Wish, run_all, wishes
+from tests.e2e.streams import Result, run_all, wishes
+from tests.e2e.timing import limit
 
 
 def last_reload(running: DaemonProcess) -> str:
@@ -31,10 +31,10 @@ def told(running: DaemonProcess, begin: str) -> bool:
     return last_reload(running).startswith(begin)
 
 
-def test_a_reload_applies_what_is_live_and_names_the_rest(default_model: Path, tmp_path: Path) -> None:
+def test_a_reload_applies_what_is_live_and_names_the_rest(quick_model_folder: Path, tmp_path: Path) -> None:
     config = tmp_path / "kvyard.toml"
     config.write_text("max_waiting = 100\nblock_size = 16\n")
-    with daemon("--config", str(config), model=default_model) as running:
+    with daemon("--config", str(config), model=quick_model_folder) as running:
         assert running.status()["limits"]["max_waiting"] == 100
         config.write_text("max_waiting = 7\nblock_size = 32\n")
         running.process.send_signal(signal.SIGHUP)
@@ -57,7 +57,7 @@ def test_a_reload_applies_what_is_live_and_names_the_rest(default_model: Path, t
             wait_until(partial(told, running, f"in force now: {said}"), 10, said)
 
 
-def test_places_are_changed_live_and_what_runs_goes_on(tmp_path: Path) -> None:
+def test_places_are_changed_live_and_what_runs_goes_on(quick_model_folder: Path, tmp_path: Path) -> None:
     """`max_running` lowered under load: nobody is put out, nobody comes in until fewer run; the next engine too."""
     config = tmp_path / "kvyard.toml"
     config.write_text("max_running = 6\n")
@@ -65,21 +65,30 @@ def test_places_are_changed_live_and_what_runs_goes_on(tmp_path: Path) -> None:
     def reload(places: int, said: str) -> None:
         config.write_text(f"max_running = {places}\n")
         running.process.send_signal(signal.SIGHUP)
-        wait_until(lambda: said in str(client.call("events", {"limit": 5})), 10, "the reload")
+        wait_until(lambda: said in str(client.call("events", {"limit": 5})), limit(10), "the reload")
 
-    wanted = wishes(10, seed=5, prompt=(8, 8), output=(300, 300))
+    wanted = wishes(10, seed=5, prompt=(8, 8), output=(150, 150), ids=(0, 250))
+    go_on = tmp_path / "go on"
+    held = json.dumps([{"point": "model", "action": "hold", "computed": 100, "until": str(go_on)}])
     flags = ("--config", str(config), "--dtype", "float32", "--kv-blocks", "256")
     with (
-        daemon(*flags, model=quick_model(tmp_path / "quick")) as running,
+        daemon(*flags, model=quick_model_folder, env={"KVYARD_TEST_FAULTS": held}) as running,
         Client(running.socket) as client,
         recording(running) as records,
     ):
-        wanted = [Wish(tuple(token % 250 for token in wish.prompt), wish.max_tokens) for wish in wanted]
 
         async def scene() -> list[Result]:
+            client.call("pause")
             task = asyncio.create_task(run_all(running.base, wanted))
-            await asyncio.to_thread(wait_until, lambda: value(running, "kvyard_sequences_running") == 6, 20, "six")
+            await asyncio.to_thread(
+                wait_until, lambda: client.call("requests", {"limit": 1})["total"] == 10, limit(20), "all to wait"
+            )
+            client.call("resume")
+            await asyncio.to_thread(
+                wait_until, lambda: value(running, "kvyard_sequences_running") == 6, limit(20), "six"
+            )
             await asyncio.to_thread(reload, 2, "in force now: max_running")
+            await asyncio.to_thread(go_on.touch)
             return await task
 
         records.clear()
