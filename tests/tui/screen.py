@@ -17,6 +17,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from textual.pilot import Pilot
 
+from tests.e2e.timing import limit
 from tests.tui.yard import Daemon
 
 
@@ -101,8 +102,8 @@ def assert_whole(app: TopApp) -> None:
 
 
 async def until(pilot: Pilot[None], so: Callable[[], bool], limit_s: float = 8.0) -> None:
-    """Wait until something is so; fail when it is not in time."""
-    async with asyncio.timeout(limit_s):
+    """Wait until something is so; fail when it is not in time, for which a busy machine gets more."""
+    async with asyncio.timeout(max(limit_s, min(limit(limit_s), 60.0))):
         while not so():
             await pilot.pause(0.05)
 
