@@ -73,13 +73,16 @@ async def test_METRICS_04_the_time_to_the_first_token_is_the_clients(running: Da
         count, total = value(running, f"{TTFT}_count"), value(running, f"{TTFT}_sum")
         before = buckets(running, TTFT)
         theirs = await asyncio.gather(*(first_token(http, body(LONG, 3, 10 + seed)) for seed in range(requests)))
-    assert value(running, f"{TTFT}_count") - count == requests
-    ours = (value(running, f"{TTFT}_sum") - total) / requests
+        at_most = {bound: count - before[bound] for bound, count in buckets(running, TTFT).items()}
+        told = value(running, f"{TTFT}_count") - count, value(running, f"{TTFT}_sum") - total
+        # A machine that was busy at first may be idle by now.
+        alone = min([alone, *[await first_token(http, body(LONG, 2, seed)) for seed in (3, 4)]])
+    assert told[0] == requests
+    ours = told[1] / requests
     mean = sum(theirs) / requests
     print(f"time to first token: metrics {ours:.3f} s, clients {mean:.3f} s, alone {alone:.3f} s")
     assert abs(ours - mean) <= max(0.1 * mean, 0.02)
     # Nobody has a first token before his prompt is computed: none in the buckets below half of that time.
-    at_most = {bound: count - before[bound] for bound, count in buckets(running, TTFT).items()}
     assert max(bound for bound, count in at_most.items() if count == 0) >= 0.4 * alone
 
 

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from rich.cells import cell_len
 
+from tests.e2e.timing import limit
 from tests.tui.screen import socket_dir
 
 ROOT = Path(__file__).parents[2]
@@ -47,7 +48,7 @@ class Terminal:
         return self.tmux("capture-pane", "-p", "-t", "t")
 
     def wait(self, so: Callable[[str], bool], limit_s: float = 20.0) -> str:
-        end = time.monotonic() + limit_s
+        end = time.monotonic() + max(limit_s, min(limit(limit_s), 60.0))
         while not so(seen := self.text()):
             if time.monotonic() > end:
                 raise AssertionError(f"the pane shows:\n{seen}")
