@@ -55,16 +55,17 @@ check: $(STAMP)
 	$(BIN)/lint-imports --no-cache
 
 # The formatter and the linter first, which take a moment; types and imports, which keep one core busy, are checked
-# beside the tests. Collecting once lets all workers find the test modules compiled, and so do hundreds of starts of
-# the daemon, wherever writing bytecode is not usual. Many tests wait more than they work, so $(WORKERS) share two
-# cores, those of the daemon first; what measures the machine runs by itself afterwards, from the files that have it.
+# beside the tests. Collecting once, and starting one daemon, lets all workers find the test modules, the CPU's kernels
+# and the model's weights prepared, which each would do for itself; bytecode is written wherever that is not usual.
+# Many tests wait more than they work, so $(WORKERS) share two cores, those of the daemon first; what measures the
+# machine runs by itself afterwards, from the files that have such tests.
 test: export PYTHONDONTWRITEBYTECODE :=
 test: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/kvyard model pull smollm2-135m
 	@log=$$(mktemp); ($(BIN)/mypy && $(BIN)/lint-imports --no-cache) >$$log 2>&1 & types=$$!; \
-	$(BIN)/pytest --collect-only -qq >/dev/null; \
+	$(BIN)/pytest --collect-only -qq >/dev/null; $(BIN)/pytest tests/e2e/test_openai.py -k test_models >/dev/null; \
 	OMP_NUM_THREADS=1 KVYARD_TEST_TIME_FACTOR=4 $(BIN)/pytest -m "not alone" --timeout 300 \
 	  --numprocesses $(WORKERS) --dist loadfile --no-loadscope-reorder --durations 30; tests=$$?; \
 	wait $$types; checked=$$?; cat $$log; rm -f $$log; exit $$((tests + checked))
