@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections.abc import Iterator
@@ -133,6 +134,8 @@ def test_PLUGIN_07_a_refused_candidate_then_twenty_swaps_under_load(yard: Yard) 
     """A constructor that raises leaves the old one in charge; then twenty changes; 28 of 28 are served in order."""
     before, exits = yard.in_charge(), len(yard.ejections())
     made: list[dict[str, Any]] = []
+    names = itertools.cycle(("vllm", "sarathi", "vllm-priority", "kvyard", "vllm"))
+    under_load = 0
 
     def refused() -> None:
         with pytest.raises(ControlError, match="no such table"):
@@ -141,11 +144,11 @@ def test_PLUGIN_07_a_refused_candidate_then_twenty_swaps_under_load(yard: Yard) 
         swaps()
 
     def swaps() -> None:
-        names = ("vllm", "sarathi", "vllm-priority", "kvyard", "vllm")
-        made.extend([yard.swap("discipline", name) for name in names])
+        made.extend([yard.swap("discipline", next(names)) for _ in range(5)])
 
     try:
-        for changes in (refused, swaps, swaps, swaps):
+        # A busy machine may be done with the requests before the last changes of a round are made.
+        for changes in (refused, *[swaps] * 11):
             since = max(yard.steps, default=0)
             yard.load(changes)
             # All of these disciplines admit equals in the order of arrival.
@@ -153,10 +156,13 @@ def test_PLUGIN_07_a_refused_candidate_then_twenty_swaps_under_load(yard: Yard) 
             first = list(dict.fromkeys(id for step in steps for id, _ in step["admitted"]))
             assert first == sorted(first)
             assert len(first) == len(WANTED)
-            assert made[-1]["step"] < steps[-1]["step"], "the changes were made while they were served"
+            under_load += sum(result["step"] < steps[-1]["step"] for result in made[-5:])
+            if under_load >= 20:
+                break
+        assert under_load >= 20, "the changes were made while they were served"
         assert len(yard.ejections()) == exits
         generations = [result["generation"] for result in made]
-        assert generations == list(range(generations[0], generations[0] + 20))
+        assert generations == list(range(generations[0], generations[0] + len(made)))
     finally:
         yard.restore()
 
@@ -304,7 +310,8 @@ def test_who_lets_nobody_get_anywhere_is_put_out(crowd: Yard, fault: Fault) -> N
 
 def test_who_starves_one_request_is_put_out_and_it_is_served(strict: DaemonProcess) -> None:
     """Passed over by more others than the limit of conduct (lowered for the test), it then comes in."""
-    wanted = quick_wishes(150, prompt=(4, 8), output=(3, 5))
+    # The others take more than twice the 64 steps that lie between two looks at who starves.
+    wanted = quick_wishes(150, prompt=(4, 8), output=(7, 9))
     with yard_of(strict, run_each(strict.base, wanted), wanted) as yard:
         before = len(yard.ejections())
         yard.swap("admission", "faulty-starves")

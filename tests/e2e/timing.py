@@ -9,5 +9,10 @@ FACTOR = float(os.environ.get("KVYARD_TEST_TIME_FACTOR", "1"))
 
 
 def limit(seconds: float) -> float:
-    """A time limit for this machine at this moment: longer by as much as processes are more than cores."""
-    return seconds * FACTOR * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
+    """A time limit for this machine at this moment.
+
+    Where it is known to be busy, longer by as much as processes are more than cores. What measures the machine runs
+    alone, and then the load of a minute ago says nothing.
+    """
+    crowded = os.getloadavg()[0] / (os.cpu_count() or 1) if FACTOR > 1 else 1.0
+    return seconds * FACTOR * max(1.0, crowded)
