@@ -46,7 +46,7 @@ class VllmAdmission(AdmissionPolicy):
 
     def key(self, r: RequestView) -> OrderKey:
         """By priority where that is the order; requeued requests come first under `fcfs` as they arrived earlier."""
-        return (r.priority,) if self.params.order == "priority" else ()
+        return (r.priority,) if self.params.order == "priority" else (r.arrived,)
 
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:

@@ -165,3 +165,20 @@ def test_requests_come_in_the_order_of_their_arrival_whatever_the_order_of_the_f
     trace = trace_of(requests, steps)
     trace["config"] = {**trace["config"], "prefix_cache": False, "usable_blocks": 60}
     assert replay(trace, "vllm").first_difference is None
+
+
+def test_equal_priorities_are_told_apart_by_their_places_in_the_file() -> None:
+    requests = [
+        {"id": "later", "arrival_step": 1, "prompt_len": 40, "output_len": 1, "priority": 1},
+        {"id": "urgent", "arrival_step": 0, "prompt_len": 128, "output_len": 1, "priority": 0},
+        {"id": "sooner", "arrival_step": 0, "prompt_len": 60, "output_len": 1, "priority": 1},
+    ]
+    steps: list[dict[str, Any]] = [
+        {"scheduled": {"urgent": 64}},
+        {"scheduled": {"urgent": 64}, "finished": ["urgent"]},
+        {"scheduled": {"later": 40, "sooner": 24}, "finished": ["later"]},
+        {"scheduled": {"sooner": 36}, "finished": ["sooner"]},
+    ]
+    trace = trace_of(requests, steps)
+    trace["config"] = {**trace["config"], "prefix_cache": False, "usable_blocks": 60, "order": "priority"}
+    assert replay(trace, "vllm").first_difference is None

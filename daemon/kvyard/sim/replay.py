@@ -77,10 +77,9 @@ def replay(
     """Replay a trace with a discipline. Raises TraceError, RegistryError, ParamError."""
     try:
         scheduler = _scheduler(trace["config"], discipline, changes, parts)
-        # In the order of their arrival, whatever the order of the file: ties are broken by it.
-        requests = sorted(trace["requests"], key=lambda request: int(request["arrival_step"]))
-        trace = {**trace, "requests": requests}
-        arrivals = [_spec(number, request, trace["config"]) for number, request in enumerate(requests)]
+        # They come when the trace says, but whoever orders them otherwise breaks ties by their place in the file.
+        arrivals = [_spec(number, request, trace["config"]) for number, request in enumerate(trace["requests"])]
+        arrivals.sort(key=lambda arrival: arrival[0])
     except (KeyError, TypeError) as error:
         raise TraceError(f"the trace lacks or misstates {error}") from error
     player = _Player(trace, scheduler)
