@@ -81,7 +81,8 @@ async def test_METRICS_04_the_time_to_the_first_token_is_the_clients(running: Da
     ours = told[1] / requests
     mean = sum(theirs) / requests
     print(f"time to first token: metrics {ours:.3f} s, clients {mean:.3f} s, alone {alone:.3f} s")
-    assert abs(ours - mean) <= max(0.1 * mean, 0.02)
+    # On a busy machine the clients, who all live in this process, look late.
+    assert abs(ours - mean) <= max(0.1 * mean, limit(0.02))
     # Nobody has a first token before his prompt is computed: none in the buckets below half of that time.
     assert max(bound for bound, count in at_most.items() if count == 0) >= 0.4 * alone
 
