@@ -51,6 +51,23 @@ def test_a_quarantined_part_of_the_configured_discipline_does_not_prevent_the_st
     assert policies.name("admission") == "builtin"
 
 
+def test_what_is_in_quarantine_for_itself_lets_no_unknown_discipline_start() -> None:
+    with pytest.raises(RegistryError, match="no discipline"):
+        Loader().at_start("nobodys", {}, ["admission/other"])
+    with pytest.raises(ParamError):
+        Loader().at_start("vllm", {"discipline": ("vllm", {"admission": {"watermark": 7}})}, ["admission/other"])
+    loader = Loader()
+    assert loader.at_start("vllm", {}, ["admission/other"]).discipline == "vllm"
+    assert loader.notes == []
+
+
+def test_a_discipline_that_could_not_be_used_is_told() -> None:
+    loader = Loader()
+    assert loader.at_start("vllm", {}, ["admission/vllm"]).discipline == "builtin"
+    (note,) = loader.notes
+    assert note.startswith("the discipline vllm cannot be used: admission/vllm is in quarantine")
+
+
 def test_policies_are_known_by_the_names_operators_use() -> None:
     loader = Loader()
     changes, _, _ = loader.candidate("prefill", "decode-first", {}, [])

@@ -11,7 +11,9 @@ from kvyard.front.operations import OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.quarantine import Quarantine
 from kvyard.link.messages import Ejected, Reply
-from kvyard.policy.base import BUILTIN
+from kvyard.policy.base import BUILTIN, KINDS
+
+from tests.front.yard import info
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 
@@ -149,3 +151,34 @@ async def test_only_the_version_that_was_put_out_is_blocked(engine: Engine) -> N
     assert desk.blocked_names() == []
     installed.clear()
     assert desk.blocked_names() == ["admission/bad"], "it is not installed at all"
+
+
+@pytest.fixture
+def log() -> EventLog:
+    return EventLog()
+
+
+async def test_a_discipline_that_the_engine_could_not_use_is_not_in_charge(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("mine", Quarantine(None), log, engine)
+    desk.engine_ready(info(policies=dict.fromkeys(KINDS, BUILTIN), notes=["the discipline mine cannot be used: why"]))
+    assert (desk.in_charge.named, desk.in_charge.parts()) == (BUILTIN, {})
+    (event,) = log.last(10)
+    assert event.data["message"].startswith("the discipline mine cannot be used: why; the built-in took over")
+    desk.engine_ready(info(policies=dict.fromkeys(KINDS, BUILTIN)))
+    assert len(log.last(10)) == 1, "told once"
+
+
+async def test_a_part_that_the_next_engine_could_not_use_is_not_in_charge(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("vllm", Quarantine(None), log, engine)
+    await desk.swap("admission", "mine", {}, WHO)
+    desk.engine_ready(info(policies={"admission": BUILTIN, "preemption": "vllm", "prefill": "vllm"}))
+    assert desk.in_charge.policies == {"admission": (BUILTIN, {})}
+    assert log.last(1)[0].data["kinds"] == ["admission"]
+
+
+async def test_an_engine_that_took_everything_changes_nothing(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("builtin", Quarantine(None), log, engine)
+    desk.engine_ready(info(policies=dict.fromkeys(KINDS, BUILTIN)))
+    desk = PolicyDesk("vllm", Quarantine(None), log, engine)
+    desk.engine_ready(info(policies=dict.fromkeys(KINDS, "vllm")))
+    assert not log.last(10)

@@ -31,6 +31,8 @@ class Loader:
         """`kind/name` to distribution and version."""
         self._made: list[tuple[Policy, str, str]] = []
         """Policies, their `kind/name`, and the version of the distribution that each was made from."""
+        self.notes: list[str] = []
+        """What could not be used as asked at the start, and what was taken instead."""
 
     def candidate(self, kind: str, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
         """A policy or a whole discipline, ready to be swapped in. Raises RegistryError, ParamError."""
@@ -104,14 +106,24 @@ class Loader:
         return policies
 
     def _set_of(self, discipline: str, params: Mapping[str, Any], blocked: Collection[str], again: bool) -> PolicySet:
+        """Raises RegistryError, ParamError at a first start, unless a part in quarantine is in the way."""
         try:
             changes, names, name = self.candidate("discipline", discipline, params, blocked)
         except (RegistryError, ParamError) as error:
-            if not blocked and not again:
+            if not again and not _part_blocked(discipline, blocked):
                 raise
             log.error("discipline.unusable", name=discipline, problem=str(error))
+            self.notes.append(f"the discipline {discipline} cannot be used: {error}")
             return builtin_set()
         return builtin_set().replaced(changes, names, name)
+
+
+def _part_blocked(discipline: str, blocked: Collection[str]) -> bool:
+    try:
+        parts = registry.load_discipline(discipline).parts
+    except RegistryError:
+        return False
+    return any(f"{kind}/{part}" in blocked for kind, (part, _) in parts.items())
 
 
 def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:

@@ -102,7 +102,8 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> Engine:
         raise StartError("protocol", f"front speaks link protocol {start.protocol}, this engine {PROTOCOL}")
     loader = Loader()
     try:
-        policies = loader.at_start(start.discipline, start.policies, start.quarantined, again=start.generation > 0)
+        again = start.again or start.generation > 0
+        policies = loader.at_start(start.discipline, start.policies, start.quarantined, again=again)
     except (RegistryError, ParamError) as error:
         absent = getattr(error, "code", "") == "unknown"
         raise StartError(
@@ -176,7 +177,7 @@ def assemble(
         block_size=start.block_size,
     )
     loop = EngineLoop(parts, clock=time.monotonic, clock_ns=clock_ns, faults=Faults.from_environment())
-    return Engine(loop, _info(start, loaded, limits, scheduler))
+    return Engine(loop, _info(start, loaded, limits, scheduler, loader.notes))
 
 
 def _allocate(start: Start, loaded: Loaded) -> PoolSize:
@@ -195,7 +196,7 @@ def _allocate(start: Start, loaded: Loaded) -> PoolSize:
     return size
 
 
-def _info(start: Start, loaded: Loaded, limits: Limits, scheduler: Scheduler) -> EngineInfo:
+def _info(start: Start, loaded: Loaded, limits: Limits, scheduler: Scheduler, notes: list[str]) -> EngineInfo:
     geometry = loaded.backend.geometry
     return EngineInfo(
         pid=os.getpid(),
@@ -213,6 +214,7 @@ def _info(start: Start, loaded: Loaded, limits: Limits, scheduler: Scheduler) ->
         eos_ids=list(loaded.eos_ids),
         policies={kind: scheduler.policies.name(kind) for kind in KINDS},
         generation=start.generation,
+        notes=list(notes),
     )
 
 

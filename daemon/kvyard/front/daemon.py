@@ -224,6 +224,7 @@ class Daemon:
             quarantined=self.desk.blocked_names(),
             generation=self.desk.in_charge.generation,
             policy_state=self._policy_state,
+            again=self.serving.info is not None,
         )
 
     # ---- EngineHandler

@@ -178,8 +178,28 @@ class PolicyDesk:
         return entry
 
     def engine_ready(self, info: EngineInfo) -> None:
-        """A new engine says what it runs with."""
+        """A new engine says what it runs with; what it could not use is no longer in charge."""
         self.in_charge.generation = max(self.in_charge.generation, info.generation)
+        meant = self.in_charge.discipline or "mixed"
+        lost = self._not_taken(info)
+        if lost:
+            self.in_charge.put_out(lost)
+            why = "; ".join(info.notes) or f"{', '.join(lost)}: see the log"
+            self._log.add(
+                "error",
+                f"{why}; the built-in took over. `kvyard policy swap` puts it in charge again when that is mended",
+                wanted=meant,
+                kinds=lost,
+            )
+
+    def _not_taken(self, info: EngineInfo) -> list[str]:
+        """Kinds whose built-in is in charge in place of what was asked for."""
+        now, parts = self.in_charge, self.in_charge.policies
+        lost = [kind for kind, (name, _) in parts.items() if info.policies.get(kind) == BUILTIN != name]
+        rest = [kind for kind in KINDS if kind not in parts]
+        if info.notes and now.discipline != BUILTIN and all(info.policies.get(kind) == BUILTIN for kind in rest):
+            lost += rest
+        return lost
 
     def _check_kind(self, kind: str) -> None:
         if kind != "discipline" and kind not in KINDS:

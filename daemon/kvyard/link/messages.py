@@ -105,6 +105,8 @@ class Start(Struct, array_like=True, tag="start"):
     """Last exported state per `kind/name`."""
     prefix_cache_isolation: Literal["none", "tenant"] = "tenant"
     """Who shares prefixes: everybody, or the requests of one tenant."""
+    again: bool = False
+    """An engine has served before: this one must come up, with built-in policies where others cannot be used."""
 
 
 class Submit(Struct, array_like=True, tag="submit"):
@@ -167,6 +169,8 @@ class EngineInfo(Struct, array_like=True, tag="ready"):
     policies: dict[str, str]
     """Kind to the name in charge."""
     generation: int
+    notes: list[str] = []
+    """What could not be used as asked, in sentences; the built-in policies are in charge there."""
 
 
 class Refused(Struct, array_like=True, tag="refused"):
