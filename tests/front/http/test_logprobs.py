@@ -91,6 +91,20 @@ async def test_parts_of_characters_do_not_hide_each_other(serve: Serve) -> None:
         assert sorted(top.values(), reverse=True) == [-1.0, -2.0, -3.0, -4.0, -5.0]
 
 
+@pytest.mark.parametrize("chosen", range(4))
+async def test_the_chosen_token_has_one_name_in_all_lists(serve: Serve, chosen: int) -> None:
+    async with serve() as served:
+        tokenizer = served.text.tokenizer
+        parts = [token for token in range(300) if tokenizer.token_text(token) == "\ufffd"][:4]
+        served.service.script = lambda job, index: [parts[chosen]]
+        served.service.logprob = lambda token: -1.0 - parts.index(token) if token in parts else -9.0
+        served.service.alternatives = lambda token: [(part, -1.0 - i) for i, part in enumerate(parts[:3])]
+        logprobs = (await served.complete(logprobs=3)).json()["choices"][0]["logprobs"]
+        top = logprobs["top_logprobs"][0]
+        assert top[logprobs["tokens"][0]] == logprobs["token_logprobs"][0] == -1.0 - chosen
+        assert sorted(top.values(), reverse=True) == [-1.0, -2.0, -3.0, *([-4.0] if chosen == 3 else [])]
+
+
 async def test_LOGPROB_06_what_has_no_chance_is_finite(serve: Serve) -> None:
     hopeless = [(300, 0.0), (301, -math.inf), (302, math.nan)]
     async with serve([300, 300], alternatives=lambda token: hopeless) as served:
@@ -129,6 +143,24 @@ async def test_echo_scores_the_prompt_too(serve: Serve) -> None:
         assert all(value is not None for value in logprobs["token_logprobs"][1:])
         for at, token in zip(logprobs["text_offset"], logprobs["tokens"], strict=True):
             assert choice["text"][at : at + len(token)] == token
+
+
+@pytest.mark.parametrize(("echoed", "by_id"), [(3, 0), (3, 1), (1, 3), (0, 2)])
+async def test_an_echo_has_its_own_number_of_alternatives(serve: Serve, echoed: int, by_id: int) -> None:
+    async with serve([300], alternatives=near) as served:
+        body = {"prompt": [500, 600, 700], "echo": True, "logprobs": echoed, "prompt_logprobs": by_id}
+        choice = (await served.complete(max_tokens=1, **body)).json()["choices"][0]
+        assert [len(top) for top in choice["logprobs"]["top_logprobs"][1:]] == [echoed] * 3
+        assert [len(entry) for entry in choice["prompt_logprobs"][1:]] == [max(by_id, 1)] * 2
+
+
+async def test_no_offset_is_beyond_the_text_that_a_stop_string_cut(serve: Serve) -> None:
+    async with serve("a red door opens wide") as served:
+        for stop in (" red door", "d door", "oor"):
+            choice = (await served.complete(stop=stop, logprobs=0)).json()["choices"][0]
+            offsets = choice["logprobs"]["text_offset"]
+            assert offsets == sorted(offsets)
+            assert 0 <= offsets[-1] <= len(choice["text"])
 
 
 async def test_prompt_logprobs_by_token_id(serve: Serve) -> None:

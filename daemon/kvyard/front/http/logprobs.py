@@ -66,20 +66,21 @@ class LogprobFormat:
 
     def _by_text(self, entry: TokenLogprobs, wanted: int) -> dict[str, float]:
         named: dict[str, float] = {}
+        if not wanted:
+            return named
+        chosen = self._tokenizer.token_text(entry.token)
         for token, logprob in entry.top[:wanted]:
-            self._name(named, token, logprob)
-        if wanted and all(token != entry.token for token, _ in entry.top[:wanted]):
-            self._name(named, entry.token, entry.logprob)
+            name = chosen if token == entry.token else self._name(token, {chosen, *named})
+            named[name] = finite(logprob)
+        named.setdefault(chosen, finite(entry.logprob))
         return named
 
-    def _name(self, named: dict[str, float], token: int, logprob: float) -> None:
+    def _name(self, token: int, taken: set[str]) -> str:
         # Parts of characters all read U+FFFD, and a special token may read like plain text: each keeps its own entry.
         text = self._tokenizer.token_text(token)
-        if text in named:
+        if text in taken:
             text = "bytes:" + "".join(f"\\x{byte:02x}" for byte in self._tokenizer.token_bytes(token))
-        if text in named:
-            text = f"token_id:{token}"
-        named[text] = finite(logprob)
+        return f"token_id:{token}" if text in taken else text
 
     def _by_id(self, entry: TokenLogprobs, wanted: int) -> dict[str, PromptLogprob]:
         text = self._tokenizer.token_text

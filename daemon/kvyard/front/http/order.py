@@ -217,9 +217,8 @@ def _refuse_large_answer(prompts: list[Prompt], n: int, shown: Shown) -> None:
 
 def _sampling(request: GenerationRequest, ranked: bool, shown: Shown, context: Context) -> Sampling:
     logprobs = shown.logprobs
-    prompt_logprobs = shown.prompt_logprobs
-    if prompt_logprobs is None and shown.echo:
-        prompt_logprobs = logprobs
+    of_prompt = [shown.prompt_logprobs, logprobs if shown.echo else None]
+    prompt_logprobs = max((each for each in of_prompt if each is not None), default=-1)
     if logprobs is None and ranked:
         logprobs = 0  # choosing the best needs the chosen tokens' own
     return sampling_of(
@@ -227,7 +226,7 @@ def _sampling(request: GenerationRequest, ranked: bool, shown: Shown, context: C
         vocab_size=context.text.tokenizer.vocab_size,
         seed=request.seed or 0,
         logprobs=-1 if logprobs is None else logprobs,
-        prompt_logprobs=-1 if prompt_logprobs is None else prompt_logprobs,
+        prompt_logprobs=prompt_logprobs,
     )
 
 
