@@ -24,7 +24,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads standard input.")],
     chat: Annotated[bool, typer.Option("--chat/--raw", help="Apply the model's chat template.")] = True,
     max_tokens: Annotated[int, typer.Option(min=1, help="Most output tokens.")] = 128,
-    temperature: Annotated[float, typer.Option(min=0, max=2, help="0 takes the likeliest token.")] = 0.0,
+    temperature: Annotated[float, typer.Option(min=0, help="0 takes the likeliest token.")] = 0.0,
     seed: Annotated[int | None, typer.Option(help="Same seed, same random numbers.", show_default=False)] = None,
     priority: Annotated[int, typer.Option(help="Lower is more urgent.")] = 0,
     socket: SocketOption = None,

@@ -5,34 +5,27 @@ from __future__ import annotations
 import secrets
 import uuid
 from collections.abc import AsyncIterator, Mapping
-from typing import Any
+from typing import Any, Final
 
+from kvyard.front.http.requests import GenerationRequest
+from kvyard.front.http.sampling import sampling_of
 from kvyard.front.operations import GenerateCall, OperationError
 from kvyard.front.service import Job, Refusal, Service
 from kvyard.front.text.errors import ChatTemplateError
 from kvyard.front.text.stops import StopStrings
 from kvyard.front.text.support import PromptTooLong, TextSupport
-from kvyard.link.messages import Sampling
 
-
-def _check(call: GenerateCall) -> None:
-    """Raises OperationError for values out of range."""
-    for wrong, text in (
-        (call.max_tokens < 1, "max_tokens is at least 1"),
-        (not 0 <= call.temperature <= 100, "temperature is between 0 and 100"),
-        (call.seed is not None and not 0 <= call.seed < 2**63, "seed is between 0 and 2^63 - 1"),
-        (call.chat and not isinstance(call.prompt, str), "chat takes a text prompt"),
-    ):
-        if wrong:
-            raise OperationError("bad-params", text)
+DEFAULT_MAX_TOKENS: Final = 128
+"""Or what the window still holds."""
 
 
 async def run_one(service: Service, text: TextSupport, asked: GenerateCall) -> AsyncIterator[Mapping[str, Any]]:
     """Deltas (`text`, `token_ids`), then `finish_reason` and `usage`. Closing the iterator cancels the request."""
-    _check(asked)
+    if asked.chat and not isinstance(asked.prompt, str):
+        raise OperationError("bad-params", "chat takes a text prompt")
     try:
         prompt = await _prompt(service, text, asked)
-        generation = service.submit(_job(asked, prompt))
+        generation = service.submit(_job(asked, prompt, service.max_model_len, text.tokenizer.vocab_size))
     except Refusal as refusal:
         raise OperationError(refusal.code, refusal.message) from None
     except PromptTooLong as error:
@@ -78,12 +71,13 @@ async def _ids(service: Service, text: TextSupport, asked: GenerateCall) -> list
     return await text.encode(rendered, limit=limit, add_special_tokens=False)
 
 
-def _job(asked: GenerateCall, prompt: list[int]) -> Job:
+def _job(asked: GenerateCall, prompt: list[int], window: int, vocab_size: int) -> Job:
+    request = GenerationRequest(temperature=asked.temperature)
     seed = asked.seed if asked.seed is not None else secrets.randbits(63)
     return Job(
         request_id=f"gen-{uuid.uuid4().hex}",
         prompt=prompt,
-        max_new=asked.max_tokens,
-        sampling=Sampling(seed=seed, temperature=asked.temperature),
-        priority=asked.priority,
+        max_new=asked.max_tokens or max(1, min(DEFAULT_MAX_TOKENS, window - len(prompt))),
+        sampling=sampling_of(request, vocab_size=vocab_size, seed=seed, logprobs=-1, prompt_logprobs=-1),
+        priority=asked.priority or 0,
     )

@@ -15,6 +15,7 @@ from msgspec import Struct
 
 from kvyard.control.schema import PolicyListing, RequestPage, Role, Status, SwapResult
 from kvyard.front.events import EventLog, Feed
+from kvyard.front.http.requests import MaxTokens, Priority, Seed, Temperature, TokenId
 from kvyard.link.record import StepRecord
 
 
@@ -44,16 +45,19 @@ class Who:
 
 
 class GenerateCall(Struct, forbid_unknown_fields=True):
-    """Parameters of `generate`; the daemon checks their ranges as it does for HTTP."""
+    """Parameters of `generate`, with the ranges and the meaning that they have over HTTP; null is the default."""
 
-    prompt: str | list[int]
-    chat: bool = False
+    prompt: str | list[TokenId]
+    chat: bool | None = None
     """Apply the chat template to a text prompt."""
-    max_tokens: int = 128
-    temperature: float = 1.0
-    seed: int | None = None
-    priority: int = 0
-    stream: bool = False
+    max_tokens: MaxTokens | None = None
+    """By default 128, or what the window still holds."""
+    temperature: Temperature | None = None
+    """By default 1."""
+    seed: Seed | None = None
+    """By default another each time."""
+    priority: Priority | None = None
+    stream: bool | None = None
     """Send each delta as a `generate` event, too."""
 
 
