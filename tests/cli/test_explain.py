@@ -51,3 +51,22 @@ def test_a_swap_costs_bytes() -> None:
     assert (
         told[1] == "  gave way to req-9 for its growth 2 s ago in step 5: 3.0 MiB to copy (48 tokens) (rule: newest)"
     )
+
+
+def test_a_lost_engine_is_told_between_the_moments() -> None:
+    history = [
+        {"what": "admitted", "step": 57, "ago_s": 9.0, "cached_tokens": 0},
+        {"what": "engine-lost", "step": 60, "ago_s": 8.0, "how": "died of SIGSEGV"},
+        {"what": "admitted", "step": 1, "ago_s": 7.0, "cached_tokens": 16},
+    ]
+    assert lines(answer(state="running", history=history))[1:] == [
+        "  admitted with 0 cached tokens in step 57, 9 s ago",
+        "  the engine died of SIGSEGV in step 60, 8 s ago; a new one goes on with it and counts its steps from 1",
+        "  admitted with 16 cached tokens in step 1, 7 s ago",
+    ]
+
+
+@pytest.mark.parametrize(("count", "said"), [(1, "1 later arrival: r1"), (2, "2 later arrivals: r1, r2")])
+def test_overtakers_are_counted_in_words(count: int, said: str) -> None:
+    rows = [{"request_id": f"r{number}"} for number in range(1, count + 1)]
+    assert lines(answer(overtaken_by={"count": count, "requests": rows}))[1:] == [f"  overtaken by {said}"]

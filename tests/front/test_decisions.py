@@ -84,10 +84,46 @@ def test_overtakers_are_later_arrivals_that_came_in_meanwhile() -> None:
     decisions.step(record(step=1, at=1.0, admitted=[(1, 0), (4, 0)]))
     decisions.step(record(step=2, at=2.0, admitted=[(3, 0), (5, 0)]))
     overtaken = only(decisions.explain("r3", 3.0))["overtaken_by"]
-    assert overtaken["count"] == 2
-    assert [row["request_id"] for row in overtaken["requests"]] == ["r4", "r5"]
+    assert overtaken["count"] == 1
+    assert [row["request_id"] for row in overtaken["requests"]] == ["r4"], "r5 came in behind it"
     assert only(decisions.explain("r2", 3.0))["overtaken_by"]["count"] == 3
-    assert only(decisions.explain("r1", 3.0))["overtaken_by"]["count"] == 1
+    assert only(decisions.explain("r1", 3.0))["overtaken_by"]["count"] == 0
+
+
+def test_who_comes_in_with_it_overtakes_only_from_before_it() -> None:
+    decisions = log()
+    for number in range(1, 6):
+        decisions.arrived(number, f"r{number}", at=float(number))
+    decisions.step(record(step=1, at=9.0, admitted=[(4, 0), (1, 0), (2, 0), (3, 0)]))
+    names = {
+        number: [row["request_id"] for row in only(decisions.explain(f"r{number}", 10.0))["overtaken_by"]["requests"]]
+        for number in range(1, 6)
+    }
+    assert names == {1: ["r4"], 2: ["r4"], 3: ["r4"], 4: [], 5: []}
+    decisions.step(record(step=2, at=11.0, preempted=[Preemption(1, 2, "growth", "recompute", 48)]))
+    decisions.step(record(step=3, at=12.0, admitted=[(1, 0), (5, 0)]))
+    assert only(decisions.explain("r1", 13.0))["overtaken_by"]["count"] == 1, "those of the second wait count, too"
+
+
+def test_a_request_that_outlives_the_engine_tells_so() -> None:
+    decisions = log()
+    for number in (1, 2, 3):
+        decisions.arrived(number, f"r{number}", at=1.0)
+    decisions.step(record(step=50, at=2.0, policies=RULES, admitted=[(1, 0), (3, 0)], waits=[Wait(2, "blocks")]))
+    decisions.step(record(step=51, at=3.0, finished=[(3, "stop")]))
+    decisions.engine_lost(4.0, 57, "died of SIGSEGV")
+    ran, waited, ended = (only(decisions.explain(f"r{number}", 5.0)) for number in (1, 2, 3))
+    assert [ran["state"], waited["state"], ended["state"]] == ["waiting", "waiting", "finished (stop)"]
+    assert [ran["waiting_for"]["reason"], ran["waiting_for"]["waiting_s"]] == ["recovering", 1.0]
+    assert [waited["waiting_for"]["reason"], waited["waiting_for"]["waiting_s"]] == ["recovering", 4.0]
+    lost = {"step": 57, "ago_s": 1.0, "what": "engine-lost", "how": "died of SIGSEGV"}
+    assert ran["history"][-1] == waited["history"][-1] == lost
+    assert lost not in ended["history"]
+    decisions.engine_up()
+    decisions.step(record(step=1, at=5.0, policies=RULES, admitted=[(2, 0), (1, 0)]))
+    again = only(decisions.explain("r1", 6.0))
+    assert [again["state"], again["overtaken_by"]["count"]] == ["running", 1]
+    assert [h["what"] for h in again["history"]] == ["admitted", "engine-lost", "admitted"]
 
 
 def test_a_finished_request_answers_within_retention() -> None:

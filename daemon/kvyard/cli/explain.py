@@ -49,8 +49,9 @@ def lines(s: dict[str, Any]) -> list[str]:
     if overtaken["count"]:
         names = ", ".join(row["request_id"] for row in overtaken["requests"][:5])
         more = f" and {overtaken['count'] - 5} more" if overtaken["count"] > 5 else ""
-        told.append(f"  overtaken by {overtaken['count']} later arrivals: {names}{more}")
-    told += [f"  {_moment(h)}" for h in s["history"] if h["what"] in ("admitted", "finished")]
+        arrivals = "later arrival" if overtaken["count"] == 1 else "later arrivals"
+        told.append(f"  overtaken by {overtaken['count']} {arrivals}: {names}{more}")
+    told += [f"  {_moment(h)}" for h in s["history"] if h["what"] in ("admitted", "engine-lost", "finished")]
     after = {name.replace("_", " "): at for name, at in s["after_s"].items() if at is not None}
     if after:
         told.append("  after its arrival: " + ", ".join(f"{name} {duration(at)}" for name, at in after.items()))
@@ -88,5 +89,8 @@ def _cost(h: dict[str, Any]) -> str:
 
 def _moment(h: dict[str, Any]) -> str:
     step = f" in step {h['step']}" if h["step"] >= 0 else ""
+    if h["what"] == "engine-lost":
+        said = f"the engine {h['how']}{step}, {duration(h['ago_s'])} ago"
+        return f"{said}; a new one goes on with it and counts its steps from 1"
     what = f"admitted with {h['cached_tokens']} cached tokens" if h["what"] == "admitted" else f"ended: {h['reason']}"
     return f"{what}{step}, {duration(h['ago_s'])} ago"

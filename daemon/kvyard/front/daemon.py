@@ -256,6 +256,7 @@ class Daemon:
         self.metrics.engine(info)
         self.desk.engine_ready(info)
         self._in_force = placeholder_policies(info)
+        self.decisions.engine_up()
         self.decisions.pool(info.block_size, info.kv_bytes // info.kv_blocks)
         self.serving.engine_up(info)
         if self.serving.paused:
@@ -290,6 +291,7 @@ class Daemon:
             stack=death.stack,
         )
         self.metrics.engine_restarted()
+        self.decisions.engine_lost(time.monotonic(), seen.step if seen is not None else -1, death.words)
         self.serving.engine_down(death)
 
     def engine_refused(self, refused: Refused) -> None:

@@ -44,7 +44,7 @@ class Happening:
     what: str
     """waits (for a reason of its own), waits-with-all (its own reason was of a policy that is no longer in charge),
 
-    admitted, preempted, made-way (another one gave way for it), finished.
+    admitted, preempted, made-way (another one gave way for it), engine-lost (a new one goes on with it), finished.
     """
     detail: dict[str, Any] = field(default_factory=dict)
 
@@ -94,6 +94,16 @@ class DecisionLog:
     def pool(self, block_size: int, block_bytes: int) -> None:
         """What a KV block holds and takes, so that a swap's cost can be told in bytes."""
         self._block = (block_size, block_bytes)
+
+    def engine_lost(self, at: float, step: int, how: str) -> None:
+        """The engine is gone; what is unfinished waits for the next one, whose steps are counted anew."""
+        for timeline in self._timelines.values():
+            self._append(timeline, Happening(step, at, "engine-lost", {"how": how}))
+        self._queue = ("recovering", -1, step, at)
+
+    def engine_up(self) -> None:
+        """A new engine takes up what waits."""
+        self._queue = ("", -1, 0, 0.0)
 
     def arrived(self, sequence_id: int, request_id: str, at: float) -> None:
         """A sequence was taken up."""
@@ -156,9 +166,13 @@ class DecisionLog:
 
     def _note(self, sequence_id: int, record: StepRecord, what: str, **detail: Any) -> None:  # noqa: ANN401 - JSON values
         timeline = self._timelines.get(sequence_id)
-        if timeline is None or timeline.ended is not None:
+        if timeline is not None:
+            self._append(timeline, Happening(record.step, record.at, what, detail))
+
+    def _append(self, timeline: Timeline, happening: Happening) -> None:
+        if timeline.ended is not None:
             return
-        timeline.happenings.append(Happening(record.step, record.at, what, detail))
+        timeline.happenings.append(happening)
         if len(timeline.happenings) > KEPT_PER_SEQUENCE:
             del timeline.happenings[KEPT_PER_SEQUENCE // 2]
         else:
@@ -218,6 +232,8 @@ class DecisionLog:
                 return "running"
             if happening.what == "preempted":
                 return "swapped" if happening.detail["how"] == "swap" else "preempted"
+            if happening.what == "engine-lost":
+                return "waiting"
         return "waiting"
 
     @staticmethod
@@ -229,9 +245,14 @@ class DecisionLog:
     def _waiting_for(self, timeline: Timeline, now: float) -> dict[str, Any]:
         begin = timeline.arrived
         own: Happening | None = None
+        ran = False
         for happening in timeline.happenings:
             if happening.what in ("admitted", "preempted"):
                 begin, own = happening.at, None
+                ran = happening.what == "admitted"
+            elif happening.what == "engine-lost":
+                begin, own = happening.at if ran else begin, None
+                ran = False
             elif happening.what == "waits":
                 own = happening
             elif happening.what == "waits-with-all":
@@ -267,9 +288,9 @@ class DecisionLog:
         begin: float | None = timeline.arrived
         for happening in timeline.happenings:
             if happening.what == "admitted" and begin is not None:
-                seen += self._admitted_between(begin, happening.at)
+                seen += self._admitted_between(begin, happening.at, timeline.id)
                 begin = None
-            elif happening.what == "preempted":
+            elif happening.what == "preempted" or (happening.what == "engine-lost" and begin is None):
                 begin = happening.at
         if begin is not None:
             seen += self._admitted_between(begin, timeline.ended if timeline.ended is not None else now)
@@ -287,7 +308,10 @@ class DecisionLog:
         other = self._timelines.get(sequence_id)
         return other is not None and (other.request_id, other.arrived) == (timeline.request_id, timeline.arrived)
 
-    def _admitted_between(self, begin: float, end: float) -> list[Entry]:
+    def _admitted_between(self, begin: float, end: float, until: int = 0) -> list[Entry]:
+        """Admissions in order; those of one step behind its own, which is `until`, came in after it."""
         first = bisect.bisect_left(self._admissions, begin, key=lambda entry: entry.at)
         last = bisect.bisect_right(self._admissions, end, key=lambda entry: entry.at)
-        return list(islice(self._admissions, first, last))
+        found = list(islice(self._admissions, first, last))
+        own = next((at for at in range(len(found) - 1, -1, -1) if found[at].id == until), None)
+        return found if own is None else found[:own]
