@@ -7,6 +7,7 @@ that end sooner is counted on for those that go on, which whole-life reservation
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from itertools import islice
 
 import numpy as np
@@ -15,6 +16,10 @@ from kvyard.policy.snapshot import IntColumn
 
 SLACK = 6
 """Tokens that each request may hold beyond what is expected of it."""
+LEAST_EXPECTED = 1024
+"""Output tokens that no expectation falls below, unless the client asks for fewer."""
+WINDOW = 256
+"""Waiting requests that are looked at in a step."""
 
 
 class PeakAdmission(AdmissionPolicy):
@@ -37,18 +42,37 @@ class PeakAdmission(AdmissionPolicy):
     params: Params
 
     def admit(self, s: Snapshot) -> Admission:
-        cols, pool, take = s.cols, s.blocks * s.block_size, list[RequestView]()
+        cols, pool = s.cols, s.blocks * s.block_size
         busy = s.blocks - s.free >= self.params.token_ratio * s.blocks
-        made, most = cols.generated, cols.generated + cols.remaining
-        expected = SLACK + (most if busy else np.minimum(most, np.maximum(1.1 * made, 1024).astype(np.int64))) - made
-        held = cols.total
-        for r in islice(s.waiting, max(0, min(s.slots, self.params.max_requests - len(s.running)))):
-            more = r.remaining if busy else min(r.remaining, max(int(1.1 * r.generated), 1024) - r.generated)
-            expected, held = np.append(expected, more + SLACK), np.append(held, r.total)
-            if peak(expected, held) >= pool:
+        views, rows = list[RequestView](), list[tuple[int, int, int]]()
+        room = pool - int(cols.total.sum())
+        for r in islice(s.waiting, max(0, min(s.slots, self.params.max_requests - len(s.running), WINDOW))):
+            views.append(r)
+            rows.append((r.total, r.generated, r.max_new))
+            room -= r.total
+            if room <= 0:  # no peak is lower than what is held
                 break
-            take.append(r)
-        return Admission(take)
+        if not views:
+            return Admission()
+        totals, made, most = np.array(rows, np.int64).T
+        expected = np.append(
+            _expected(cols.generated, cols.generated + cols.remaining, busy), _expected(made, most, busy)
+        )
+        held, running = np.append(cols.total, totals), len(s.running)
+
+        def peak_with(newcomers: int) -> int:
+            return peak(expected[: running + newcomers], held[: running + newcomers])
+
+        # With each newcomer the peak grows, so the first that does not fit is found by halving.
+        fitting = bisect_left(range(1, len(views) + 1), pool, key=peak_with)
+        # The window was checked when it arrived: the slack must not keep out one that has the pool to itself.
+        return Admission(views[: fitting if s.running else max(1, fitting)])
+
+
+def _expected(made: IntColumn, most: IntColumn, busy: bool) -> IntColumn:
+    """Tokens that each is expected to hold in the end beyond those it has."""
+    length = most if busy else np.minimum(most, np.maximum((1.1 * made).astype(np.int64), LEAST_EXPECTED))
+    return SLACK + length - made
 
 
 def peak(expected: IntColumn, held: IntColumn) -> int:

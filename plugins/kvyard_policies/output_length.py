@@ -10,6 +10,7 @@ concurrency at a chosen rate of preemptions.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import islice
 
 import numpy as np
 from kvyard.policy import (
@@ -31,6 +32,8 @@ from kvyard_policies.accuracy import Accuracy
 
 MEMORY = 2000
 """Outputs that the distribution is made of."""
+WINDOW = 256
+"""Waiting requests that are looked at in a step."""
 
 
 class OutputLengthAdmission(AdmissionPolicy):
@@ -61,9 +64,10 @@ class OutputLengthAdmission(AdmissionPolicy):
         longest = cols.prompt_len + self.predict(cols.generated, cols.generated + cols.remaining)
         needed = np.maximum(-(-np.minimum(longest, cols.kv_max) // s.block_size), cols.blocks)
         keep = int((needed - cols.blocks).sum()) + (int(self.params.reserve * s.blocks) if s.running else 0)
+        views = list(islice(s.waiting, max(0, min(s.slots, WINDOW))))
+        lengths = np.array([(r.generated, r.max_new) for r in views], np.int64).reshape(-1, 2)
         take = []
-        for _, r in zip(range(max(0, s.slots)), s.waiting, strict=False):
-            output = int(self.predict(np.array([r.generated]), np.array([r.max_new]))[0])
+        for r, output in zip(views, self.predict(lengths[:, 0], lengths[:, 1]).tolist(), strict=True):
             if not r.preemptions:
                 self.accuracy.promised(r.id, output)
             take.append((r, max(r.total, min(r.kv_max, r.prompt_len + output))))

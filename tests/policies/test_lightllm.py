@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from kvyard_policies.lightllm import peak
+from kvyard.policy.snapshot import IntColumn
+from kvyard_policies import lightllm
+from kvyard_policies.lightllm import SLACK, peak
 
 from tests.core.harness import run_all
 from tests.policies.cores import arrive, core, scheduled, steps
@@ -66,3 +69,49 @@ def test_no_more_requests_than_asked() -> None:
     arrive(scheduler, *((id, 4, 4) for id in range(1, 9)))
     assert list(scheduled(scheduler)) == [1, 2, 3]
     assert list(scheduled(scheduler)) == [1, 2, 3]
+
+
+def test_one_that_fits_the_window_comes_in_when_nothing_runs() -> None:
+    """314 tokens and the slack are the whole pool: it comes in alone, and the next when it has gone."""
+    scheduler = core("lightllm-peak", blocks=20, block_size=16, max_model_len=320)
+    arrive(scheduler, (1, 300, 15), (2, 300, 20))
+    logs = run_all(scheduler)
+    assert [id for log in logs for id, _ in log.finished] == [1, 2]
+    assert not [log for log in logs if log.preempted]
+
+
+@settings(max_examples=60, deadline=None)
+@given(running=REQUESTS, waiting=REQUESTS, pool=st.integers(150, 900))
+def test_as_many_come_in_as_one_by_one(
+    running: list[tuple[int, int]], waiting: list[tuple[int, int]], pool: int
+) -> None:
+    scheduler = core("lightllm-peak", blocks=pool, block_size=1, max_running=64, max_step_tokens=2000)
+    arrive(scheduler, *((id, prompt, output) for id, (output, prompt) in enumerate(running, 1)))
+    came = scheduled(scheduler)
+    assume(len(came) == len(running))
+    lives = {id: (running[id - 1][0] - 1 + SLACK, running[id - 1][1] + 1) for id in came if running[id - 1][0] > 1}
+    arrive(scheduler, *((100 + id, prompt, output) for id, (output, prompt) in enumerate(waiting)))
+    expected = []
+    for id, (output, prompt) in enumerate(waiting, 100):
+        longer = {**lives, id: (output + SLACK, prompt)}
+        columns = (np.array(column, np.int64) for column in zip(*longer.values(), strict=True))
+        if lives and peak(*columns) >= pool:
+            break
+        expected.append(id)
+        lives = longer
+    assert [id for id in scheduled(scheduler) if id >= 100] == expected
+
+
+def test_a_long_queue_costs_a_few_looks(monkeypatch: pytest.MonkeyPatch) -> None:
+    looks = 0
+
+    def counted(expected: IntColumn, held: IntColumn) -> int:
+        nonlocal looks
+        looks += 1
+        return peak(expected, held)
+
+    monkeypatch.setattr(lightllm, "peak", counted)
+    scheduler = core("lightllm-peak", blocks=20_000, max_running=1024, max_step_tokens=8192)
+    arrive(scheduler, *((id, 4, 20) for id in range(1, 1500)))
+    assert len(scheduled(scheduler)) == lightllm.WINDOW
+    assert looks <= 9

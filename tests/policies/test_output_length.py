@@ -11,10 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy.params import ParamError
+from kvyard.policy.snapshot import IntColumn
 from kvyard.sim import disciplines
 from kvyard.sim.arrivals import Arrival
 from kvyard.sim.simulation import Run, Simulation
-from kvyard_policies.output_length import MEMORY, OutputLengthAdmission
+from kvyard_policies.output_length import MEMORY, WINDOW, OutputLengthAdmission
 
 from tests.core.harness import run_step
 from tests.policies.cores import arrive, core
@@ -156,3 +157,18 @@ def test_cancelled_requests_teach_nothing() -> None:
     arrive(scheduler, (4, 4, 3))
     run_step(scheduler)
     assert accuracy(scheduler)["outputs"] == 1
+
+
+def test_a_long_queue_is_predicted_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    predict = OutputLengthAdmission.predict
+
+    def counted(policy: OutputLengthAdmission, generated: IntColumn, most: IntColumn) -> IntColumn:
+        asked.append(len(most))
+        return predict(policy, generated, most)
+
+    monkeypatch.setattr(OutputLengthAdmission, "predict", counted)
+    scheduler = core("output-length", blocks=20_000, max_running=1024, max_step_tokens=8192)
+    arrive(scheduler, *((id, 4, 20) for id in range(1, 1500)))
+    assert len(run_step(scheduler).scheduled) == WINDOW
+    assert asked == [0, WINDOW], "those that run, and those of the queue's head"
