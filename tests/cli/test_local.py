@@ -51,7 +51,16 @@ class TestConfig:
         assert lonely("config", "check").status == 0
         done = lonely("config", "check", KVYARD_PORT="x")
         assert done.status == 6 and "environment KVYARD_PORT" in done.err
-        assert "KVYARD_PROT is set and is no setting" in lonely("config", "check", KVYARD_PROT="1").out
+
+    def test_a_variable_that_is_no_setting_is_a_problem(self, lonely: Cli) -> None:
+        done = lonely("config", "check", KVYARD_PORTT="3")
+        assert done.status == 6
+        assert "KVYARD_PORTT (environment): there is no such setting; did you mean KVYARD_PORT?" in done.err
+        as_json = lonely("config", "check", "--json", KVYARD_PORTT="3")
+        assert (as_json.status, as_json.json["unknown_variables"]) == (6, ["KVYARD_PORTT"])
+        assert (
+            lonely("config", "check", KVYARD_TEST_MODEL="x", KVYARD_CACHE_DIR="y", KVYARD_TRACEBACK="1").status == 0
+        )
 
     def test_show_of_a_bad_configuration(self, lonely: Cli) -> None:
         assert lonely("config", "show", KVYARD_PORT="x").status == 6

@@ -19,6 +19,7 @@ from kvyard.front.settings import (
     SettingsError,
     change_of,
     check_file,
+    check_variables,
     compare,
     load_settings,
     unknown_variables,
@@ -266,8 +267,11 @@ def test_unknown_keywords_are_refused() -> None:
 
 
 def test_unknown_variables_are_found() -> None:
-    environ = {"KVYARD_PORT": "1", "KVYARD_PROT": "1", "KVYARD_CONFIG": "x", "OTHER": "1"}
+    environ = {"KVYARD_PORT": "1", "KVYARD_PROT": "1", "KVYARD_CONFIG": "x", "OTHER": "1", "KVYARD_TEST_SCRIPT": "x"}
     assert unknown_variables(environ) == ["KVYARD_PROT"]
+    assert check_variables(environ) == [
+        "KVYARD_PROT (environment): there is no such setting; did you mean KVYARD_PORT?"
+    ]
 
 
 @pytest.mark.parametrize("name", list(Settings.model_fields))

@@ -44,7 +44,7 @@ def show(
         say_json(rows)
         return
     head = ("SETTING", "VALUE", "CHANGE", "ORIGIN") if origin else ("SETTING", "VALUE", "CHANGE")
-    cells = [(row["name"], _text(row["value"]), row["change"], row["origin"])[: len(head)] for row in rows]
+    cells = [(row["name"], _value(row), row["change"], row["origin"])[: len(head)] for row in rows]
     say("\n".join(table(head, cells)))
 
 
@@ -55,17 +55,18 @@ def check(
     json: JsonOption = False,
 ) -> None:
     """Check a configuration file, or the files and variables that `kvyard serve` would read."""
-    from kvyard.front.settings import check_file, unknown_variables
+    from kvyard.front.settings import check_file, check_variables, unknown_variables
 
-    problems = check_file(file) if file is not None else _problems()
-    warnings = [] if file is not None else unknown_variables(os.environ)
+    if file is not None:
+        problems, unknown = check_file(file), []
+    else:
+        problems = [*_problems(), *map(clean, check_variables(os.environ))]
+        unknown = unknown_variables(os.environ)
     if json:
-        say_json({"ok": not problems, "problems": problems, "unknown_variables": warnings})
+        say_json({"ok": not problems, "problems": problems, "unknown_variables": unknown})
         if problems:
             raise typer.Exit(NOT_CONFIGURED)
         return
-    for name in warnings:
-        say(f"note: {clean(name)} is set and is no setting of kvyard")
     if problems:
         raise CliError("\n  ".join(["the configuration has problems:", *problems]), status=NOT_CONFIGURED)
     say("the configuration is good")
@@ -99,6 +100,11 @@ def _of_daemon(socket: Path | None) -> list[dict[str, Any]]:
     with Client(client_socket(socket)) as client:
         rows: list[dict[str, Any]] = client.call("config.show")
         return rows
+
+
+def _value(row: dict[str, Any]) -> str:
+    later = f" ({_text(row['after_restart'])} after a restart)" if "after_restart" in row else ""
+    return _text(row["value"]) + later
 
 
 def _text(value: object) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import difflib
 import re
 import tomllib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
@@ -24,8 +24,8 @@ from kvyard.control.regular_file import read_text
 
 Change = Literal["live", "restart"]
 PREFIX = "KVYARD_"
-OTHER_VARIABLES = {"KVYARD_CONFIG", "KVYARD_TRACEBACK"}
-"""Variables with the prefix that are no settings."""
+OTHER_VARIABLES = {"KVYARD_CONFIG", "KVYARD_CACHE_DIR", "KVYARD_TRACEBACK"}
+"""Variables with the prefix that are no settings; those of tests begin with KVYARD_TEST_."""
 _ORIGIN = re.compile(r"[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?")
 SOCKET_PATH_LIMIT = 107
 """Bytes of a Unix socket's path on Linux, without the final NUL."""
@@ -243,7 +243,19 @@ def check_file(path: Path) -> list[str]:
 def unknown_variables(environ: Mapping[str, str]) -> list[str]:
     """Names that begin with KVYARD_ and are no setting, most likely typing errors."""
     known = {PREFIX + name.upper() for name in Settings.model_fields} | OTHER_VARIABLES
-    return sorted(name for name in environ if name.startswith(PREFIX) and name not in known)
+    return sorted(
+        name
+        for name in environ
+        if name.startswith(PREFIX) and name not in known and not name.startswith(f"{PREFIX}TEST_")
+    )
+
+
+def check_variables(environ: Mapping[str, str]) -> list[str]:
+    """A problem for each of `unknown_variables`."""
+    known = sorted({PREFIX + name.upper() for name in Settings.model_fields} | OTHER_VARIABLES)
+    return [
+        f"{name} (environment): there is no such setting{_guess(name, known)}" for name in unknown_variables(environ)
+    ]
 
 
 def _build(values: dict[str, Any], origins: dict[str, str], problems: list[str]) -> Settings:
@@ -268,12 +280,14 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     for name in [name for name in values if name not in Settings.model_fields]:
         del values[name]
-        problems.append(f"{name} (file {path}): there is no such setting{_guess(name)}")
+        problems.append(
+            f"{name} (file {path}): there is no such setting{_guess(name.replace('-', '_').lower(), Settings.model_fields)}"
+        )
     return values
 
 
-def _guess(name: str) -> str:
-    close = difflib.get_close_matches(name.replace("-", "_").lower(), Settings.model_fields, n=1)
+def _guess(name: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
     return f"; did you mean {close[0]}?" if close else "; `kvyard config show` lists them all"
 
 
