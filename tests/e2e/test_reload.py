@@ -41,6 +41,9 @@ def test_a_reload_applies_what_is_live_and_names_the_rest(quick_model_folder: Pa
         wait_until(lambda: running.status()["limits"]["max_waiting"] == 7, 10, "the reload")
         assert last_reload(running) == "in force now: max_waiting; needs a restart: block_size"
         assert running.status()["kv"]["block_size"] == 16
+        shown = running.cli("config", "show", "--running").stdout
+        assert "16 (32 after a restart)" in shown
+        assert " 7 " in next(line for line in shown.splitlines() if line.startswith("max_waiting "))
         config.write_text("max_waiting = nonsense\n")
         running.process.send_signal(signal.SIGHUP)
         wait_until(lambda: "refused and nothing changed" in last_reload(running), 10, "the refusal")
@@ -108,9 +111,11 @@ def test_places_are_changed_live_and_what_runs_goes_on(quick_model_folder: Path,
         reload(4, "in force now: max_running")
         wait_until(lambda: value(running, "kvyard_limit", limit="running") == 4, 10, "more places")
         check_places(running, 4)
-        reload(9, "needs a restart: max_running")
+        reload(9, "max_running is 6 now (9 needs a restart)")
         wait_until(lambda: value(running, "kvyard_limit", limit="running") == 6, 10, "as many as at the start")
         check_places(running, 6)
+        (row,) = [row for row in client.call("config.show") if row["name"] == "max_running"]
+        assert (row["value"], row["after_restart"]) == (6, 9)
 
 
 def check_places(running: DaemonProcess, places: int) -> None:

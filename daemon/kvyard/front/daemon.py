@@ -43,6 +43,7 @@ from kvyard.link.messages import (
     Reply,
     Start,
 )
+from kvyard.link.progress import EnginePhase
 from kvyard.link.record import StepRecord
 from kvyard.logs import configure
 from kvyard.policy.base import BUILTIN, KINDS
@@ -166,7 +167,7 @@ class Daemon:
             self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
             log.error("config.refused", problems=str(error).splitlines())
             return
-        difference = self._possible(compare(self.settings, new), new)
+        difference = compare(self.settings, new)
         self.settings = self._sources.settings = new
         self.serving.max_waiting = new.max_waiting
         self.serving.max_waiting_tokens = new.max_waiting_tokens
@@ -174,8 +175,7 @@ class Daemon:
         self._apply_places()
         self.log.add(
             "reload",
-            f"in force now: {', '.join([*difference.live, *([keys] if keys else [])]) or 'nothing new'}"
-            + (f"; needs a restart: {', '.join(difference.restart)}" if difference.restart else ""),
+            reload_words(difference, keys, self._places, new.max_running),
             live=difference.live,
             restart=difference.restart,
         )
@@ -185,15 +185,14 @@ class Daemon:
         new = reread()
         return new, str(self.keys.load(new.api_key_file))
 
-    def _possible(self, wanted: Difference, new: Settings) -> Difference:
+    @property
+    def _places(self) -> int:
         # The engine's columns are as long as it was started with.
-        if "max_running" in wanted.live and new.max_running > self._started_with.max_running:
-            return Difference([n for n in wanted.live if n != "max_running"], [*wanted.restart, "max_running"])
-        return wanted
+        return min(self.settings.max_running, self._started_with.max_running)
 
     def _apply_places(self) -> None:
         """Tell the engine how many may run at once. One that is not there is told when it is."""
-        places = min(self.settings.max_running, self._started_with.max_running)
+        places = self._places
 
         def done(reply: Reply) -> None:
             if reply.error is None and self.serving.info is not None:
@@ -272,15 +271,16 @@ class Daemon:
         """It is gone; a new one will be started."""
         seen = death.progress
         if death.policy_at_fault is not None and seen is not None:
-            code = "hung" if death.hang is not None else "memory" if death.oom else "crashed"
-            words = death.hang or f"the engine {death.words} while the policy ran"
+            at = "was loaded" if seen.phase is EnginePhase.CANDIDATE else "ran"
+            words = death.hang or f"the engine {death.words} while the policy {at}"
             # The engine can say no more; what it last said was in force is what it died with.
             version = next(
                 (str(p.get("installed", "")) for p in self._in_force if _label(p) == death.policy_at_fault), ""
             )
-            self._ejected(
-                Ejected(death.policy_at_fault, code, words, seen.step, traceback=death.stack, version=version)
+            exit_ = Ejected(
+                death.policy_at_fault, death.code, words, seen.step, traceback=death.stack, version=version
             )
+            self._ejected(exit_, self.desk.candidate_lost if death.candidate_at_fault else self.desk.ejected)
         log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
         self.log.add(
             "restart",
@@ -300,8 +300,8 @@ class Daemon:
         if not self.first_ready.done():
             self.first_ready.set_exception(EngineRefused(refused))
 
-    def _ejected(self, message: Ejected) -> None:
-        self.desk.ejected(message)
+    def _ejected(self, message: Ejected, told: Callable[[Ejected], object] | None = None) -> None:
+        (told or self.desk.ejected)(message)
         self.metrics.ejected(message.policy, message.code)
         log.error("policy.ejected", policy=message.policy, code=message.code, message=message.message)
         self._refresh_policies()
@@ -453,7 +453,7 @@ class Daemon:
             "status": await self.status(),
             "requests": await self.requests(1_000_000),
             "events": self.log.last(1_000_000),
-            "config": self.settings.describe(),
+            "config": await self.config_show(),
             "tables": self.serving.tables(),
             "engine": engine,
         }
@@ -469,8 +469,35 @@ class Daemon:
         return {"models": [{"id": self.model.id, "path": self.model.path, "family": self.model.family}]}
 
     async def config_show(self) -> list[Mapping[str, Any]]:
-        """Every setting with value, default, origin, change and doc."""
-        return list(self.settings.describe())
+        """Every setting with the value in force, default, origin, change and doc.
+
+        `after_restart` is there where a reload has read a value that only a restart puts in force.
+        """
+        return rows_in_force(self.settings, self._started_with)
+
+
+def reload_words(difference: Difference, keys: str, places: int, wanted: int) -> str:
+    """What a reload changed; `places` of the `wanted` max_running are in force."""
+    short = places < wanted and "max_running" in difference.live
+    live = [*(name for name in difference.live if not short or name != "max_running"), *([keys] if keys else [])]
+    parts = [f"in force now: {', '.join(live) or 'nothing new'}"] if live or not short else []
+    if short:
+        parts.append(f"max_running is {places} now ({wanted} needs a restart)")
+    if difference.restart:
+        parts.append(f"needs a restart: {', '.join(difference.restart)}")
+    return "; ".join(parts)
+
+
+def rows_in_force(settings: Settings, begun: Settings) -> list[Mapping[str, Any]]:
+    """`Settings.describe` of what was read last, with the values that are in force since the start with `begun`."""
+    at_start = {row["name"]: row for row in begun.describe()}
+    rows: list[Mapping[str, Any]] = []
+    for row in settings.describe():
+        now = row if row["change"] == "live" else at_start[row["name"]]
+        if row["name"] == "max_running":
+            now = {**row, "value": min(settings.max_running, begun.max_running)}
+        rows.append(now if now["value"] == row["value"] else {**now, "after_restart": row["value"]})
+    return rows
 
 
 def _label(policy: Mapping[str, Any]) -> str:

@@ -1,0 +1,46 @@
+"""What the daemon says of a reload: what is in force, and what waits for a restart."""
+
+from __future__ import annotations
+
+import pytest
+from kvyard.front.daemon import reload_words, rows_in_force
+from kvyard.front.settings import Difference, Settings
+
+
+@pytest.mark.parametrize(
+    ("live", "restart", "keys", "said"),
+    [
+        ([], [], "", "in force now: nothing new"),
+        (["max_waiting"], ["block_size"], "", "in force now: max_waiting; needs a restart: block_size"),
+        ([], ["block_size"], "api keys: 1 added", "in force now: api keys: 1 added; needs a restart: block_size"),
+        (["max_running"], [], "", "max_running is 16 now (64 needs a restart)"),
+        (
+            ["max_running", "max_waiting"],
+            ["block_size"],
+            "",
+            "in force now: max_waiting; max_running is 16 now (64 needs a restart); needs a restart: block_size",
+        ),
+    ],
+)
+def test_a_reload_says_what_is_in_force(live: list[str], restart: list[str], keys: str, said: str) -> None:
+    assert reload_words(Difference(live, restart), keys, 16, 64) == said
+
+
+def test_places_that_the_engine_has_are_in_force_like_any_other_live_setting() -> None:
+    assert reload_words(Difference(["max_running"], []), "", 8, 8) == "in force now: max_running"
+
+
+@pytest.mark.parametrize(("start", "wanted", "places"), [(16, 64, 16), (16, 4, 4), (16, 16, 16)])
+def test_the_running_daemons_settings_are_those_in_force(start: int, wanted: int, places: int) -> None:
+    begun = Settings(max_running=start, block_size=16, max_waiting=5)
+    new = Settings(max_running=wanted, block_size=32, max_waiting=7)
+    rows = {row["name"]: row for row in rows_in_force(new, begun)}
+    assert (rows["max_running"]["value"], rows["max_running"].get("after_restart")) == (
+        places,
+        wanted if wanted > places else None,
+    )
+    assert (rows["block_size"]["value"], rows["block_size"]["after_restart"]) == (16, 32)
+    assert rows["max_waiting"]["value"] == 7
+    later = {name for name, row in rows.items() if "after_restart" in row}
+    assert later == {"block_size", *(["max_running"] if wanted > places else [])}
+    assert set(rows) == set(Settings.model_fields)
