@@ -58,9 +58,8 @@ class TestConfig:
         assert "KVYARD_PORTT (environment): there is no such setting; did you mean KVYARD_PORT?" in done.err
         as_json = lonely("config", "check", "--json", KVYARD_PORTT="3")
         assert (as_json.status, as_json.json["unknown_variables"]) == (6, ["KVYARD_PORTT"])
-        assert (
-            lonely("config", "check", KVYARD_TEST_MODEL="x", KVYARD_CACHE_DIR="y", KVYARD_TRACEBACK="1").status == 0
-        )
+        others = {"KVYARD_TEST_MODEL": "x", "KVYARD_CACHE_DIR": "y", "KVYARD_TRACEBACK": "1"}
+        assert lonely("config", "check", **others).status == 0
 
     def test_show_of_a_bad_configuration(self, lonely: Cli) -> None:
         assert lonely("config", "show", KVYARD_PORT="x").status == 6

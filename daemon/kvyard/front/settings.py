@@ -280,9 +280,8 @@ def _read_file(path: Path, problems: list[str]) -> dict[str, Any]:
         return {}
     for name in [name for name in values if name not in Settings.model_fields]:
         del values[name]
-        problems.append(
-            f"{name} (file {path}): there is no such setting{_guess(name.replace('-', '_').lower(), Settings.model_fields)}"
-        )
+        guess = _guess(name.replace("-", "_").lower(), Settings.model_fields)
+        problems.append(f"{name} (file {path}): there is no such setting{guess}")
     return values
 
 
