@@ -212,3 +212,12 @@ def test_config_show_asks_the_daemon_whose_socket_is_named(
     assert main(["config", "show", "--socket", str(tmp_path / "none"), "--json"]) == 7
     assert json.loads(capsys.readouterr().err)["error"]["code"] == "not-running"
     assert main(["config", "show", "--socket", "x", "--config", "y"]) == 2
+
+
+def test_the_policies_numbers_are_of_those_in_charge_and_who_was_put_out_is_named() -> None:
+    s = status()
+    s.policies[0].name, s.policies[0].ejections, s.policies[0].ejected = "builtin", 0, {"aging": 2, "fair": 1}
+    table = status_lines(s)[next(i for i, text in enumerate(status_lines(s)) if text.startswith("discipline")) :]
+    assert table[0].endswith("; each policy's numbers since it took charge")
+    assert table[1].endswith("PUT OUT SINCE START") and "EJECTIONS" not in table[1]
+    assert table[2].endswith("aging 2x, fair 1x")

@@ -249,10 +249,24 @@ class TestStats:
         for _ in range(100):
             stats.step(step(policies=[PolicyCost("admission", "aging", 2, 10_000, {"alone": 1})]))
         use = stats.policy("admission")
-        assert use.calls == 200 and use.overrides == {"alone": 100} and use.ejections == 0
+        assert use.calls == 200 and use.overrides == {"alone": 100}
         p50, p99 = use.quantiles_us()
         assert p50 == pytest.approx(5.0, rel=0.05) and p99 == pytest.approx(5.0, rel=0.05)
         assert stats.policy("prefill").quantiles_us() == (None, None)
+
+    def test_who_takes_charge_begins_with_nothing(self) -> None:
+        stats = Stats(Clock())
+        stats.in_charge({"admission": "slow"})
+        stats.step(step(policies=[PolicyCost("admission", "slow", 3, 9_000_000, {"alone": 1})]))
+        stats.in_charge({"admission": "slow"})
+        assert stats.policy("admission").calls == 3
+        stats.in_charge({"admission": "builtin"})
+        use = stats.policy("admission")
+        assert (use.calls, use.overrides, use.quantiles_us()) == (0, {}, (None, None))
+        stats.step(step(policies=[PolicyCost("admission", "builtin", 2, 2_000)]))
+        assert stats.policy("admission").quantiles_us()[1] == pytest.approx(1.0, rel=0.05)
+        stats.step(step(policies=[PolicyCost("admission", "new", 1, 5_000)]))
+        assert stats.policy("admission").calls == 1, "a record names who was asked before anybody says so"
 
     def test_the_age_of_the_last_step(self) -> None:
         clock = Clock()

@@ -302,6 +302,8 @@ async def test_quarantine_overrides_and_errors_stand_out() -> None:
         assert "2 times" in line and "admission/lottery" in line and "too-slow" in line
         assert "errors timeout 2, internal 1" in text(app)
         assert "ejected 1x  cannot-fit 7" in line_with(app, "aging  ejected")
+        daemon.status.policies[0].ejections, daemon.status.policies[0].ejected = 0, {"lottery": 2}
+        await until_text(app, pilot, "aging  ejected lottery 2x  cannot-fit 7")
 
 
 async def test_the_state_has_a_word_and_a_shape() -> None:

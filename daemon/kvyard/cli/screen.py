@@ -86,17 +86,22 @@ def _quantiles(q: Quantiles) -> tuple[str, str, str, str]:
 
 
 def _policies(s: Status) -> list[str]:
-    head = ("POLICY", "IN CHARGE", "CALLS", "MEDIAN", "P99", "OVERRIDES", "EJECTIONS")
+    head = ("POLICY", "IN CHARGE", "CALLS", "MEDIAN", "P99", "OVERRIDES", "PUT OUT SINCE START")
     rows = [
         (
             p.kind, f"{p.name} {p.version}".strip(), count(p.calls),
             duration(None if p.p50_us is None else p.p50_us * 1e-6),
             duration(None if p.p99_us is None else p.p99_us * 1e-6),
-            count(sum(p.overrides.values())), str(p.ejections),
+            count(sum(p.overrides.values())), _put_out(p.ejected),
         )
         for p in s.policies
     ]  # fmt: skip
-    return [f"discipline {clean(s.in_charge)}, generation {s.generation}", *table(head, rows)]
+    told = f"discipline {clean(s.in_charge)}, generation {s.generation}; each policy's numbers since it took charge"
+    return [told, *table(head, rows)]
+
+
+def _put_out(ejected: dict[str, int]) -> str:
+    return clean(", ".join(f"{name} {times}x" for name, times in ejected.items())) or "-"
 
 
 def _troubles(s: Status) -> list[str]:

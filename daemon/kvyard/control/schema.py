@@ -150,10 +150,14 @@ class PolicyStatus(Struct):
     distribution: str
     params: dict[str, Any]
     calls: int
+    """Calls and overrides since it took charge; the times of a call are of the last minute."""
     p50_us: float | None
     p99_us: float | None
     overrides: dict[str, int]
     ejections: int
+    """How often a policy of this name was put out since the daemon's start."""
+    ejected: dict[str, int] = {}
+    """All policies of this kind that were put out since the daemon's start, by name."""
 
 
 class QuarantineEntry(Struct):

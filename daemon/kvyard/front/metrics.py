@@ -251,13 +251,13 @@ class Metrics:
         """A policy (`kind/name`) was put out."""
         kind = policy.partition("/")[0]
         self._ejections[kind if kind in KINDS else "other"][code].inc()
-        self.stats.policy(kind).ejections += 1
 
     @_contained
     def policies(self, in_charge: dict[str, str], generation: int) -> None:
         """Who is in charge, by kind; on every change."""
         self._generation.value = generation
         self._describe_policies(in_charge)
+        self.stats.in_charge(in_charge)
 
     @_contained
     def engine_restarted(self) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from kvyard.control.schema import KvStatus, Latency, Quantiles, Rates, RequestCounts
@@ -163,12 +163,12 @@ class Waiting:
 
 @dataclass(slots=True)
 class PolicyUse:
-    """What the policies of one kind cost and how often they were overridden or put out, since the start."""
+    """What the policy in charge of one kind cost and how often it was overridden, since it took charge."""
 
     window: Window
+    name: str = ""
     calls: int = 0
     overrides: dict[str, int] = field(default_factory=dict)
-    ejections: int = 0
 
     def take(self, cost: PolicyCost) -> None:
         """Add a step's cost."""
@@ -179,7 +179,7 @@ class PolicyUse:
             self.overrides[cause] = self.overrides.get(cause, 0) + count
 
     def quantiles_us(self) -> tuple[float | None, float | None]:
-        """Median and 99th percentile of a call, in microseconds, over the last minute."""
+        """Median and 99th percentile of a call, in microseconds, over the last minute in charge."""
         (p50, p99), _ = self.window.quantiles(0.5, 0.99)
         return (p50 and p50 * 1e6, p99 and p99 * 1e6)
 
@@ -214,7 +214,7 @@ class Stats:
             self._steps.add((t.inbox + t.schedule + t.model + t.sample + t.outputs) * 1e-9)
         self.preemptions += len(record.preempted)
         for cost in record.policies:
-            self.policy(cost.kind).take(cost)
+            self._of(cost.kind, cost.name).take(cost)
         self.waiting.take(record)
 
     def counts(self, running: int, waiting: int) -> None:
@@ -257,11 +257,20 @@ class Stats:
             self.failed += 1
             self.errors[code] = self.errors.get(code, 0) + 1
 
+    def in_charge(self, names: Mapping[str, str]) -> None:
+        """Who decides from now on, by kind: whoever is new begins with nothing."""
+        for kind, name in names.items():
+            self._of(kind, name)
+
     def policy(self, kind: str) -> PolicyUse:
-        """What the policies of a kind did."""
+        """What the policy in charge of a kind did."""
         use = self._policies.get(kind)
-        if use is None:
-            use = self._policies[kind] = PolicyUse(Window(LATENCY_SPAN, 12, self._clock))
+        return self._of(kind, "") if use is None else use
+
+    def _of(self, kind: str, name: str) -> PolicyUse:
+        use = self._policies.get(kind)
+        if use is None or use.name != name:
+            use = self._policies[kind] = PolicyUse(Window(LATENCY_SPAN, 12, self._clock), name)
         return use
 
     # ---- parts of Status -----------------------------------------------------------------------------------

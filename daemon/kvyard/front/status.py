@@ -117,6 +117,11 @@ def _policy(s: Sources, policy: dict[str, Any]) -> PolicyStatus:
         p99_us=p99,
         overrides=dict(use.overrides),
         ejections=s.desk.ejections.get(f"{kind}/{name}", 0),
+        ejected={
+            label.removeprefix(f"{kind}/"): times
+            for label, times in s.desk.ejections.items()
+            if label.startswith(f"{kind}/")
+        },
     )
 
 

@@ -52,6 +52,9 @@ def _name(policy: PolicyStatus, room: int) -> Line:
     spans: list[Span] = [(clean(policy.name), "strong")]
     if policy.ejections:
         spans.append((f"  ejected {policy.ejections}x", "bad"))
+    others = {name: times for name, times in policy.ejected.items() if name != policy.name}
+    if others:
+        spans.append((clean(f"  ejected {', '.join(f'{name} {times}x' for name, times in others.items())}"), "bad"))
     if policy.overrides:
         spans.append((f"  {overrides(policy.overrides)}", "warn"))
     if policy.params:
