@@ -56,7 +56,7 @@ class SglangAdmission(AdmissionPolicy):
         floor: float = live(0.14, ge=0, le=1, unit="of the first ratio", doc="The ratio falls no lower.")
         decay: int = live(600, ge=1, unit="decode steps", doc="So long the ratio takes to fall to its floor.")
         passes: int = live(
-            64, ge=1, unit="admissions", doc="Under lpm and lof: who saw so many others come in comes next."
+            64, ge=1, le=512, unit="admissions", doc="Under lpm and lof: who saw so many others come in comes next."
         )
 
     params: Params
@@ -138,18 +138,24 @@ class PrefillFirstPrefill(PrefillPolicy):
     class Params(PolicyParams):
         """Size of a prefill step."""
 
-        chunk: int = live(8192, ge=1, unit="tokens", doc="Most prompt tokens of a step (chunked_prefill_size).")
+        chunk: int = live(
+            8192, ge=1, unit="tokens", doc="Most prompt tokens of a step (chunked_prefill_size), a block at least."
+        )
         mixed: bool = live(False, doc="Let decodes join the prefill steps, charged before the prompts.")
 
     params: Params
 
     def shape(self, s: Snapshot) -> Shape:
+        chunk = max(self.params.chunk, s.block_size)
         if self.params.mixed:
-            return Shape(((PROMPT, ADMIT, DECODE),), prompts=max(0, min(self.params.chunk, s.budget) - s.decoding))
-        return Shape(PROMPT_OR_DECODE.groups, prompts=self.params.chunk)
+            return Shape(((PROMPT, ADMIT, DECODE),), prompts=max(0, min(chunk, s.budget) - s.decoding))
+        return Shape(PROMPT_OR_DECODE.groups, prompts=chunk)
 
     def divide(self, s: Snapshot, prompts: Iterable[RequestView], left: int) -> list[int]:
-        return [left if uncached(s, r) <= left else left - left % s.block_size for r in prompts]
+        whole = left - left % s.block_size
+        if not whole and not s.placed:  # less than a block is all that this step has
+            return [left for _ in prompts]
+        return [left if uncached(s, r) <= left else whole for r in prompts]
 
 
 class Sglang(Discipline):

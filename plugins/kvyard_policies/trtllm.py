@@ -94,7 +94,11 @@ def _greedy(wanted: list[int], left: int, unit: int) -> list[int]:
 
 
 def _in_turn(wanted: list[int], left: int, unit: int) -> list[int]:
-    """One unit for each per round, until the step is full or all have what they want."""
+    """One unit for each per round, until the step is full or all have what they want.
+
+    A unit larger than what the step has is as large as that, or long prompts would stand still beside short ones.
+    """
+    unit = min(unit, left)
     shares, moved = [0] * len(wanted), True
     while moved:
         moved = False

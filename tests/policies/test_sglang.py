@@ -150,3 +150,21 @@ def test_admission_stays_closed_until_a_request_leaves() -> None:
     assert scheduler.wait_reason()[0] == "full until a request leaves"
     assert list(scheduled(scheduler)) == [1]
     assert 2 in scheduled(scheduler)
+
+
+@pytest.mark.parametrize("text", ["sglang", "sglang,prefill.mixed=true"])
+def test_a_chunk_smaller_than_a_block_is_a_block(text: str) -> None:
+    scheduler = core(f"{text},prefill.chunk=1")
+    arrive(scheduler, (1, 10, 2), (2, 10, 2))
+    logs = run_all(scheduler)
+    assert [log.scheduled for log in logs[:3]] == [{1: 4}, {1: 4}, {1: 2}]
+    assert not any(log.overrides for log in logs)
+
+
+@pytest.mark.parametrize("text", ["sglang", "sglang,prefill.mixed=true"])
+def test_a_step_smaller_than_a_block_is_used(text: str) -> None:
+    scheduler = core(text, max_step_tokens=3)
+    arrive(scheduler, (1, 10, 2), (2, 10, 2))
+    logs = run_all(scheduler)
+    assert logs[0].scheduled == {1: 3}
+    assert not any(log.overrides for log in logs)

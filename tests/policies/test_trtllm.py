@@ -23,7 +23,7 @@ def test_shares_fit_and_cut_chunks_are_whole_units(divide, wanted, left, unit) -
     assert sum(shares) <= left
     for share, want in zip(shares, wanted, strict=True):
         assert 0 <= share <= want
-        assert share == want or share % unit == 0
+        assert share == want or share % (max(1, min(unit, left)) if divide is _in_turn else unit) == 0
 
 
 @settings(max_examples=100)
@@ -39,6 +39,25 @@ def test_equal_progress_is_equal(wanted: list[int], left: int, unit: int) -> Non
 def test_first_come_first_served_fills_one_after_the_other() -> None:
     assert _greedy([10, 50, 6], 30, 8) == [10, 16, 0]
     assert _greedy([10, 50, 3], 30, 8) == [10, 16, 3], "what is left of a cut chunk may end another prompt"
+
+
+@settings(max_examples=100)
+@given(wanted=WANTED, left=st.integers(1, 600), unit=st.integers(1, 1000))
+def test_under_equal_progress_the_first_never_stands_still(wanted: list[int], left: int, unit: int) -> None:
+    assert _in_turn(wanted, left, unit)[0] > 0
+
+
+def test_under_equal_progress_a_long_prompt_moves_on_beside_decodes_and_short_ones() -> None:
+    scheduler = core("trtllm-no-evict,prefill.chunks=equal-progress,prefill.unit=16", max_step_tokens=16)
+    arrive(scheduler, (1, 100, 2), (2, 4, 100))
+    steps(scheduler, 1)
+    for id in range(3, 30):
+        arrive(scheduler, (id, 4, 6))
+        log = steps(scheduler, 1)[0]
+        if 1 in log.sampled:
+            break
+        assert log.scheduled[1] > 0
+    assert 1 in log.sampled
 
 
 def test_equal_progress_in_the_core() -> None:
