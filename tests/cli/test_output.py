@@ -92,6 +92,7 @@ def test_the_status_fits_a_terminal() -> None:
         ({"paused": True, "ready": False}, "recovering", "recovering"),
         ({"draining": True, "paused": True, "ready": False}, "ready", "draining"),
         ({"ready": False}, "recovering", "recovering"),
+        ({"ready": False}, "ready", "not ready"),
     ],
 )
 def test_the_state_in_a_word(changes: dict[str, bool], engine: str, word: str) -> None:
@@ -221,3 +222,41 @@ def test_the_policies_numbers_are_of_those_in_charge_and_who_was_put_out_is_name
     assert table[0].endswith("; each policy's numbers since it took charge")
     assert table[1].endswith("PUT OUT SINCE START") and "EJECTIONS" not in table[1]
     assert table[2].endswith("aging 2x, fair 1x")
+
+
+@pytest.mark.parametrize(
+    ("engine", "changes", "reason", "said"),
+    [
+        ("ready", {}, "", "ready  http"),
+        ("ready", {"paused": True}, "paused: an operator stopped it", "paused (an operator stopped it)  http"),
+        ("draining", {"draining": True}, "draining: what runs is finished", "draining (what runs is finished)  http"),
+        ("starting", {}, "the engine is starting", "starting  http"),
+        ("recovering", {}, "the engine restarts", "recovering (the engine restarts)  http"),
+        (
+            "ready",
+            {},
+            "the engine has been in one step for 25 s",
+            "not ready (the engine has been in one step for 25 s)",
+        ),
+    ],
+)
+def test_the_headline_says_it_once(engine: str, changes: dict[str, bool], reason: str, said: str) -> None:
+    s = status()
+    s.engine.state, s.engine.reason, s.ready = engine, reason, not reason
+    for name, value in changes.items():
+        setattr(s, name, value)
+    assert f"kvyard 9.9.9  {said}" in status_lines(s)[0]
+
+
+def test_an_engine_that_does_not_move_is_told_before_the_daemon_is_not_ready() -> None:
+    s = status()
+    s.engine.last_step_age_s = 11.0
+    assert "  ready (no step for 11 s)  " in status_lines(s)[0]
+    s.requests.running = 0
+    assert "  ready  " in status_lines(s)[0], "nothing runs"
+
+
+def test_an_engine_that_starts_has_no_age_and_no_step() -> None:
+    s = status()
+    s.engine.state, s.engine.uptime_s, s.engine.step, s.engine.last_step_age_s = "starting", 0.0, 0, None
+    assert status_lines(s)[2] == "engine   starting  pid 4242  restarts 1"

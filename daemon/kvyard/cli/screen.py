@@ -32,25 +32,43 @@ def request_lines(page: RequestPage, limit: int, whole: bool = False) -> list[st
 
 
 def state(s: Status) -> str:
-    """In one word what the daemon does."""
+    """In one word what the daemon does; it agrees with /ready."""
     if s.draining:
         return "draining"
-    if s.paused and s.engine.state == "ready":
-        return "paused"
-    return "ready" if s.ready else s.engine.state
+    if s.ready or s.engine.state != "ready":
+        return s.engine.state
+    return "paused" if s.paused else "not ready"
+
+
+def _why(s: Status) -> str:
+    """What the word does not say, in parentheses."""
+    word = state(s)
+    reason = clean(s.engine.reason).removeprefix(f"{word}: ")
+    if not reason and s.stuck and word == "ready":
+        reason = f"no step for {duration(s.engine.last_step_age_s)}"
+    return f" ({reason})" if reason and reason != f"the engine is {word}" else ""
 
 
 def _head(s: Status) -> list[str]:
     m, e = s.model, s.engine
-    reason = f" ({clean(e.reason)})" if e.reason else ""
     mode = ", deterministic" if m.deterministic else ""
     most = f", at most {count(m.max_model_len)} tokens" if m.max_model_len else ""
     return [
-        f"kvyard {s.version}  {state(s)}{reason}  {clean(s.address)}  up {duration(s.uptime_s)}  pid {s.pid or '-'}",
+        f"kvyard {s.version}  {state(s)}{_why(s)}  {clean(s.address)}  up {duration(s.uptime_s)}  pid {s.pid or '-'}",
         f"model    {clean(m.id)}  {clean(m.family)}, {m.dtype} on {clean(m.device or m.backend)}{mode}{most}",
-        f"engine   {e.state}  pid {e.pid or '-'}  up {duration(e.uptime_s)}  restarts {e.restarts}  "
-        f"step {count(e.step)}, {duration(e.last_step_age_s)} ago",
+        f"engine   {e.state}  pid {e.pid or '-'}{_up(s)}  restarts {e.restarts}{_step(s)}",
     ]
+
+
+def _up(s: Status) -> str:
+    return f"  up {duration(s.engine.uptime_s)}" if s.engine.uptime_s else ""
+
+
+def _step(s: Status) -> str:
+    e = s.engine
+    if not e.uptime_s or e.last_step_age_s is None:
+        return ""
+    return f"  step {count(e.step)}, {duration(e.last_step_age_s)} ago"
 
 
 def _load(s: Status) -> list[str]:

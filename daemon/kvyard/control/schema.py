@@ -16,6 +16,8 @@ from msgspec import Struct
 PROTOCOL = 1
 MAX_LINE = 4 << 20
 """Longest line the server accepts, in bytes; longer ones get the error `too-large` and the connection ends."""
+SLOW_STEP = 5.0
+"""Seconds without a step, with work to do, after which the screens say so."""
 
 Role = Literal["viewer", "operator", "admin"]
 
@@ -208,6 +210,12 @@ class Status(Struct):
     """Parameters of the named discipline that an operator set, as `kind.name`."""
     pid: int = 0
     """The daemon's own process; the engine's is in `engine`."""
+
+    @property
+    def stuck(self) -> bool:
+        """Something runs, nothing has moved for SLOW_STEP seconds, and nobody has asked for that."""
+        age = self.engine.last_step_age_s
+        return age is not None and age > SLOW_STEP and self.requests.running > 0 and not self.paused
 
     @property
     def in_charge(self) -> str:

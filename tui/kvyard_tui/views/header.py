@@ -10,9 +10,6 @@ from kvyard_tui.spans import Line, Span, Tone, fit_line, line, split_line, width
 from kvyard_tui.text import clean
 from kvyard_tui.views.events import event_line, is_receipt
 
-SLOW_STEP = 5.0
-"""Seconds without a step, with work to do, after which the header says so."""
-
 
 def header(shown: Shown, width: int) -> list[Line]:
     """Who serves what, how it stands, and whether keys may change anything."""
@@ -62,17 +59,11 @@ def _serving(status: Status, shown: Shown) -> Span:
         return (f"{glyphs.busy} engine {engine.state}", "warn")
     if status.paused:
         return (f"{glyphs.paused} paused", "warn")
-    if stuck(status):
+    if status.stuck:
         return (f"{glyphs.warning} no step for {fmt.age(engine.last_step_age_s or 0)}", "bad")
     if not status.ready:
         return (f"{glyphs.busy} not ready", "warn")
     return (f"{glyphs.ready} ready", "good")
-
-
-def stuck(status: Status) -> bool:
-    """Something runs, nothing has moved for a while, and nobody has asked for that."""
-    age = status.engine.last_step_age_s
-    return age is not None and age > SLOW_STEP and status.requests.running > 0 and not status.paused
 
 
 def banner(shown: Shown, width: int) -> list[Line]:
