@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kvyard.core.guard import Budget, Fault, Guard, Nonsense
+from kvyard.core.guard import Budget, Fault, Guard, Nonsense, NotLoaded
 from kvyard.core.interrupt import SignalTimer
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy import RUNNING, Admission, Policy, Shape, Snapshot, Victims, nobody
@@ -451,7 +451,8 @@ def timed() -> Iterator[Guard]:
     """A guard with a real timer and a small budget."""
     before = signal.getsignal(signal.SIGALRM)
     timer = SignalTimer()
-    budget = Budget(hard_ns=20 * MS, wall_ns=100 * MS, tick_ns=4 * MS)
+    loading = {"loading_cpu_ns": 80 * MS, "loading_wall_ns": 300 * MS}
+    budget = Budget(hard_ns=20 * MS, wall_ns=100 * MS, tick_ns=4 * MS, **loading)
     yield Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, budget=budget)
     timer.disarm()
     signal.signal(signal.SIGALRM, before)
@@ -550,6 +551,29 @@ def test_python_code_that_hangs_is_ended(timed: Guard, hang: Callable[[], Any]) 
     assert sys.gettrace() is None
     with timed.armed():
         assert timed.call("admission", Anything(lambda: 5), "admit", same) == 5
+
+
+@pytest.mark.parametrize("hang", [spin, swallow_base, finally_continue, lambda: time.sleep(60)])
+def test_loading_that_does_not_end_is_ended(timed: Guard, hang: Callable[[], Any]) -> None:
+    with pytest.raises(
+        NotLoaded, match=r"did not end within 0\.08 s of CPU time or 0\.3 s; nothing changed"
+    ) as caught:
+        timed.load(hang)
+    assert caught.value.code == "timeout"
+    assert sys.gettrace() is None
+    assert timed.load(lambda: 5) == 5
+    with timed.armed(), pytest.raises(Fault, match="within 20 ms of CPU time or 100 ms"):
+        timed.call("admission", Anything(spin), "admit", same)
+
+
+def test_loading_may_take_longer_than_a_call_and_raise_what_it_likes(timed: Guard) -> None:
+    def sleep() -> int:
+        time.sleep(0.15)
+        return 5
+
+    assert timed.load(sleep) == 5
+    with pytest.raises(KeyError):
+        timed.load(lambda: sys.modules["no.such.module"])
 
 
 def test_a_lazy_decision_is_timed_too(timed: Guard) -> None:

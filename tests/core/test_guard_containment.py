@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kvyard.core.advice import REMEMBERED
 from kvyard.core.containment import Breach
-from kvyard.core.guard import Fault, Guard
+from kvyard.core.guard import Fault, Guard, NotLoaded
 from kvyard.core.scheduler import PolicySet, Scheduler
 from kvyard.policy import Admission, OrderKey, Policy, RequestView, Snapshot
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
@@ -199,3 +199,12 @@ def test_a_successor_does_not_inherit_decisions() -> None:
     run_step(scheduler)
     (exit_,) = scheduler.take_exits()
     assert [(told["step"], told["call"]) for told in exit_.decisions] == [(exit_.step, "shape")]
+
+
+def test_what_loading_does_to_the_process_refuses_it() -> None:
+    guard, watch = guarded()
+    watch.notice = Breach("tampered", "replaced a module of kvyard")
+    with pytest.raises(NotLoaded, match="it replaced a module of kvyard while it was loaded") as caught:
+        guard.load(lambda: 5)
+    assert caught.value.code == "tampered"
+    assert guard.load(lambda: 5) == 5

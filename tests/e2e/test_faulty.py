@@ -70,6 +70,12 @@ DEADLY = [
     ("blocks-and-loops", "hung"),
 ]
 
+CANDIDATES = [
+    ("crashes-in-construction", "crashed"),
+    ("stuck-in-construction", "hung"),
+]
+"""Take the engine down before they are in charge of anything."""
+
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -203,7 +209,13 @@ def test_waiting_on_purpose_puts_nobody_out(yard: Yard, discipline: str) -> None
         yard.restore()
 
 
-def deadly(site: Path, default_model: Path, solo: list[Result], faults: list[tuple[str, str]]) -> None:
+def deadly(
+    site: Path,
+    default_model: Path,
+    solo: list[Result],
+    faults: list[tuple[str, str]],
+    candidates: list[tuple[str, str]],
+) -> None:
     """Each of them takes its engine down; all on one daemon."""
     with (
         daemon(*FLAGS, model=default_model, env={"PYTHONPATH": str(site)}) as running,
@@ -226,7 +238,28 @@ def deadly(site: Path, default_model: Path, solo: list[Result], faults: list[tup
                 yard.swap("admission", f"faulty-{name}")
             assert value(running, "kvyard_policy_ejections_total", kind="admission", code=code) >= 1
             yard.restore()
+        deadly_candidates(yard, candidates)
         idle_again(running)
+
+
+def deadly_candidates(yard: Yard, faults: list[tuple[str, str]]) -> None:
+    """The change is answered with what happened, what was in charge stays so, and no client notices."""
+    before, told_before = yard.in_charge(), len(yard.ejections())
+
+    def refused() -> None:
+        for name, code in faults:
+            with pytest.raises(ControlError, match=f"admission/faulty-{name} took the engine down") as refusal:
+                yard.swap("admission", f"faulty-{name}")
+            assert refusal.value.code == code
+            wait_until(lambda: yard.client.call("status")["ready"], 30, "the next engine")
+
+    yard.load(refused)
+    records = yard.ejections()[told_before:]
+    assert [(r["policy"], r["code"]) for r in records] == [(f"admission/faulty-{n}", code) for n, code in faults]
+    assert yard.in_charge() == before
+    for name, _ in faults:
+        with pytest.raises(ControlError, match="quarantine"):
+            yard.swap("admission", f"faulty-{name}")
 
 
 def told(yard: Yard, count: int) -> bool:
@@ -247,13 +280,26 @@ def check_back_soon(yard: Yard) -> None:
 def test_what_takes_the_engine_down_is_known_and_put_away(
     site: Path, default_model: Path, solo: list[Result]
 ) -> None:
-    deadly(site, default_model, solo, DEADLY[:2])
+    deadly(site, default_model, solo, DEADLY[:2], CANDIDATES[:1])
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_the_other_ways_to_take_the_engine_down(site: Path, default_model: Path, solo: list[Result]) -> None:
-    deadly(site, default_model, solo, DEADLY[2:])
+    deadly(site, default_model, solo, DEADLY[2:], CANDIDATES[1:])
+
+
+@pytest.mark.slow
+def test_a_candidate_that_is_never_done_with_being_made_changes_nothing(yard: Yard) -> None:
+    before, exits = yard.in_charge(), len(yard.ejections())
+
+    def refused() -> None:
+        with pytest.raises(ControlError, match="its import and construction did not end within"):
+            yard.swap("admission", "faulty-never-constructed")
+
+    yard.load(refused)
+    assert yard.in_charge() == before
+    assert len(yard.ejections()) == exits
 
 
 def test_a_slow_model_is_nobodys_fault(default_model: Path, solo: list[Result]) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import pytest
 from kvyard import __version__
 from kvyard.engine.policies import Loader, describe_builtin, describe_policy
@@ -97,3 +100,31 @@ def test_the_built_ins_are_described_without_being_in_charge() -> None:
         assert shown["doc"] and shown["params"] == []
     parts = describe_builtin("discipline", Loader())["parts"]
     assert {kind: part["name"] for kind, part in parts.items()} == dict.fromkeys(KINDS, BUILTIN)
+
+
+def test_whose_code_is_loaded_is_told() -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def watch(label: str) -> Iterator[None]:
+        told.append(label)
+        yield
+        told.append("done")
+
+    Loader(watch).candidate("discipline", "vllm", {}, [])
+    parts = [f"{kind}/vllm" for kind in KINDS]
+    assert told == [word for label in ("discipline/vllm", *parts) for word in (label, "done")]
+
+
+def test_a_discipline_in_quarantine_is_not_imported() -> None:
+    told: list[str] = []
+
+    @contextmanager
+    def watch(label: str) -> Iterator[None]:
+        told.append(label)
+        yield
+
+    with pytest.raises(RegistryError, match="kvyard policy release discipline/vllm"):
+        Loader(watch).candidate("discipline", "vllm", {}, ["discipline/vllm"])
+    assert Loader(watch).at_start("vllm", {}, ["discipline/vllm"]).discipline == BUILTIN
+    assert told == []

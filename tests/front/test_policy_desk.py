@@ -127,6 +127,15 @@ async def test_a_part_that_was_put_out_alone_makes_it_mixed(desk: PolicyDesk, en
     assert desk.in_charge.parts() == {"admission": (BUILTIN, {})}
 
 
+async def test_a_candidate_that_took_the_engine_down_leaves_what_was_in_charge(desk: PolicyDesk) -> None:
+    generation = desk.in_charge.generation
+    desk.candidate_lost(Ejected("admission/bad", "crashed", "no", 5))
+    assert (desk.in_charge.discipline, desk.in_charge.policies) == ("kvyard", {})
+    assert desk.in_charge.generation == generation
+    assert desk.blocked_names() == ["admission/bad"]
+    assert desk.ejections == {"admission/bad": 1}
+
+
 async def test_an_ejected_discipline_leaves_the_built_ins_in_charge(desk: PolicyDesk, engine: Engine) -> None:
     await desk.swap("discipline", "theirs", {}, WHO)
     desk.ejected(Ejected("admission/bad", "raised", "no", 5, with_it=["preemption/p", "prefill/f"]))

@@ -12,6 +12,7 @@ from kvyard.front.generation import LiveGeneration
 from kvyard.front.service import Delta, Refusal
 from kvyard.link.codec import ToEngine
 from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
+from kvyard.link.progress import EnginePhase
 
 from tests.front.yard import Yard, death, info, job, outputs
 
@@ -276,6 +277,17 @@ def test_what_was_asked_of_a_dead_engine_is_answered() -> None:
     yard.serving.engine_down(death(()))
     yard.serving.control("policies", {}, replies.append)
     assert [reply.code for reply in replies] == ["engine-lost", "no-engine"]
+
+
+def test_a_candidate_that_took_the_engine_down_is_named() -> None:
+    yard = Yard()
+    replies: list[Reply] = []
+    for hang, code in ((None, "crashed"), ("policy admission/x could not be loaded for 7.1 s", "hung")):
+        yard.serving.control("swap", {}, replies.append)
+        yard.serving.engine_down(death((), hang=hang, phase=EnginePhase.CANDIDATE))
+        assert replies[-1].code == code
+        assert str(replies[-1].error).startswith("admission/x took the engine down: ")
+        yard.serving.engine_up(info())
 
 
 async def test_an_operators_cancel_is_told_and_counts_as_cancelled() -> None:

@@ -18,7 +18,7 @@ from kvyard.link.codec import ToFront
 from kvyard.link.messages import Control, EngineInfo, Goodbye, Refused, Reply, Start
 
 MODULE = "tests.front.tiny_engine"
-PATIENCE = Patience(policy=0.4, step=0.8, loading=20, leaving=0.5)
+PATIENCE = Patience(policy=0.4, candidate=0.4, step=0.8, loading=20, leaving=0.5)
 
 
 def start(what: str) -> Start:
@@ -117,7 +117,11 @@ async def test_a_crash_is_told_with_the_step_and_the_last_words() -> None:
 
 @pytest.mark.parametrize(
     ("method", "words"),
-    [("hang", "stayed in model for"), ("hang-in-policy", "policy admission/stuck did not return for")],
+    [
+        ("hang", "stayed in model for"),
+        ("hang-in-policy", "policy admission/stuck did not return for"),
+        ("hang-in-candidate", "policy admission/endless could not be loaded"),
+    ],
 )
 async def test_a_hang_is_ended_and_its_stack_is_told(method: str, words: str) -> None:
     async with supervised() as (supervisor, told):

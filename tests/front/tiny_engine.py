@@ -1,7 +1,8 @@
 """An engine without a model, for the supervisor's tests: `python -m tests.front.tiny_engine LINK_FD PARENT_PID`.
 
 It speaks the real link and writes the real progress page. What it does is in `Start.model_path` (`serve`,
-`refuse`, `die-at-start`, `deaf`); a `Control` makes it `hang`, `hang-in-policy`, `exit` or `answer`.
+`refuse`, `die-at-start`, `deaf`); a `Control` makes it `hang`, `hang-in-policy`, `hang-in-candidate`, `exit` or
+`answer`.
 """
 
 from __future__ import annotations
@@ -50,6 +51,9 @@ def act(message: Control, channel: Channel, page: ProgressPage) -> None:
         case "hang-in-policy":
             page.policy("admission/stuck", time.monotonic_ns())
             time.sleep(1e6)
+        case "hang-in-candidate":
+            with page.candidate("admission/endless"):
+                time.sleep(1e6)
         case "exit":
             page.phase(EnginePhase.MODEL, time.monotonic_ns())
             channel.send(Goodbye("last words"))

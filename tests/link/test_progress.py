@@ -64,6 +64,22 @@ def test_tells_idle_from_work() -> None:
     os.close(fd)
 
 
+def test_a_candidate_is_named_and_afterwards_it_goes_on_as_before() -> None:
+    fd = ProgressPage.create()
+    page = ProgressPage(fd)
+    page.begin(1, 10)
+    page.phase(EnginePhase.CONTROL, 20)
+    with page.candidate("admission/new"):
+        seen = page.read()
+        assert seen is not None
+        assert (seen.phase, seen.policy, seen.in_step) == (EnginePhase.CANDIDATE, "admission/new", False)
+    seen = page.read()
+    assert seen is not None
+    assert seen.phase is EnginePhase.CONTROL
+    page.close()
+    os.close(fd)
+
+
 def test_more_sequences_than_places_are_cut() -> None:
     fd = ProgressPage.create()
     page = ProgressPage(fd)

@@ -64,6 +64,9 @@ class Budget:
     tick_ns: int = 10_000_000
     """Interval of the timer once a call is over its budget."""
     escalate_tick: int = 3
+    loading_cpu_ns: int = 5_000_000_000
+    """To import and construct a candidate, once, while the streams stand still."""
+    loading_wall_ns: int = 10_000_000_000
 
 
 class PolicyTimeout(BaseException):
@@ -95,6 +98,14 @@ class Fault(Exception):
         self.code = code
         self.message = message
         self.trace = trace
+
+
+class NotLoaded(Exception):
+    """A candidate could not be loaded within its limits; `code` is machine-readable."""
+
+    def __init__(self, code: str, message: str) -> None:
+        super().__init__(message)
+        self.code = code
 
 
 @dataclass(slots=True)
@@ -142,6 +153,7 @@ class Guard:
         self._ticks = 0
         self._armed = self._timed = self._confined = False
         self._armed_wall = self._armed_cpu = 0
+        self._cpu_limit, self._wall_limit = self.budget.hard_ns, self.budget.wall_ns
 
     def arm(self) -> bool:
         """Open a window of policy calls; False when one is open already, and then somebody else closes it.
@@ -241,6 +253,43 @@ class Guard:
             self._judge_time(kind, method)
         return decision
 
+    def load(self, make: Callable[[], T]) -> T:
+        """What `make` makes, which imports and constructs candidates. Raises NotLoaded; its own errors pass through.
+
+        Not within a window of policy calls: it has the timer to itself.
+        """
+        budget = self.budget
+        self._cpu_limit, self._wall_limit = budget.loading_cpu_ns, budget.loading_wall_ns
+        self._started_cpu, self._started_wall = self._cpu_ns(), self._clock_ns()
+        self._timer.arm(self.tick, budget.loading_cpu_ns, budget.tick_ns)
+        try:
+            try:
+                self._inside = True
+                return make()
+            finally:
+                self._inside = False
+        except BaseException:
+            self._inside = False
+            if not self._ticks:
+                raise
+            return cast("T", None)
+        finally:
+            self._loaded()
+
+    def _loaded(self) -> None:
+        """Loading is over: back to the limits of calls. Raises NotLoaded when it took too long or did more."""
+        self._timer.disarm()
+        self._calm()
+        ticks, self._ticks = self._ticks, 0
+        budget = self.budget
+        self._cpu_limit, self._wall_limit = budget.hard_ns, budget.wall_ns
+        breach = self._containment.breach(True)
+        if ticks:
+            limits = f"{budget.loading_cpu_ns / 1e9:g} s of CPU time or {budget.loading_wall_ns / 1e9:g} s"
+            raise NotLoaded("timeout", f"its import and construction did not end within {limits}; nothing changed")
+        if breach is not None:
+            raise NotLoaded(breach.code, f"it {breach.what} while it was loaded; nothing changed")
+
     def is_foreign(self, kind: Kind, policy: Policy) -> bool:
         """Somebody else's, not one of those that come with kvyard."""
         known = self._known.get(kind)
@@ -289,8 +338,8 @@ class Guard:
         """The timer's tick: end the call under way if it is over its budget."""
         if not self._inside:
             return
-        over_cpu = self._cpu_spent() > self.budget.hard_ns
-        if not over_cpu and self._clock_ns() - self._started_wall <= self.budget.wall_ns:
+        over_cpu = self._cpu_spent() > self._cpu_limit
+        if not over_cpu and self._clock_ns() - self._started_wall <= self._wall_limit:
             return
         self._ticks += 1
         if self._ticks >= self.budget.escalate_tick:
@@ -311,7 +360,7 @@ class Guard:
                 raise PolicyTimeout
             return trace
 
-        boundary = (Guard.call.__code__, Guard._protected.__code__)
+        boundary = (Guard.call.__code__, Guard.load.__code__, Guard._protected.__code__)
         while frame is not None and frame.f_code not in boundary:
             frame.f_trace = trace
             frame = frame.f_back

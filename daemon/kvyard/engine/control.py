@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, cast
 
 from kvyard.core.advice import Exit
-from kvyard.core.guard import Fault
+from kvyard.core.guard import Fault, NotLoaded
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SwapBusy, SwapTicket
 from kvyard.engine.policies import Loader, describe_builtin, describe_policy
@@ -144,9 +144,12 @@ class Controls:
         kind, name = str(message.params["kind"]), str(message.params["name"])
         params = cast("Mapping[str, Any]", message.params.get("params") or {})
         blocked = set(cast("list[str]", message.params.get("quarantined") or []))
-        changes, names, discipline = self._loader.candidate(kind, name, params, blocked)
-        for part, policy in changes.items():  # loading it ran its code
-            self._scheduler.guard.examine(part, policy)
+        try:
+            changes, names, discipline = self._scheduler.guard.load(
+                lambda: self._loader.candidate(kind, name, params, blocked)
+            )
+        except NotLoaded as error:
+            raise ControlError(error.code, f"{kind}/{name} cannot be loaded: {error}") from None
         return self._begin(message.ticket, self._scheduler.swap(changes, names=names, discipline=discipline), {})
 
     def _set(self, message: Control) -> dict[str, Any] | None:

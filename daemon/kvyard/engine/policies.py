@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
 
 import structlog
@@ -23,10 +24,16 @@ Candidate = tuple[dict[Kind, Policy], dict[Kind, str], str | None]
 """Policies by kind, their names, and the discipline they are."""
 
 
+def _unwatched(label: str) -> AbstractContextManager[None]:
+    return nullcontext()
+
+
 class Loader:
     """Makes policy objects; knows which distribution each loaded name came from."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Callable[[str], AbstractContextManager[None]] = _unwatched) -> None:
+        """`watch(kind/name)` is entered while a plugin is imported or constructed, for whoever looks on."""
+        self._watch = watch
         self.origins: dict[str, tuple[str, str]] = {}
         """`kind/name` to distribution and version."""
         self._made: list[tuple[Policy, str, str]] = []
@@ -45,7 +52,9 @@ class Loader:
     def _discipline(self, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Candidate:
         if name == BUILTIN:
             return {kind: builtin.BUILTIN[kind]() for kind in KINDS}, dict.fromkeys(KINDS, BUILTIN), BUILTIN
-        parts = registry.load_discipline(name).parts
+        _check_free("discipline", name, blocked)
+        with self._watch(f"discipline/{name}"):
+            parts = registry.load_discipline(name).parts
         given = _by_kind(params)
         changes: dict[Kind, Policy] = {}
         names: dict[Kind, str] = {}
@@ -56,13 +65,11 @@ class Loader:
         return changes, names, name
 
     def _one(self, kind: Kind, name: str, params: Mapping[str, Any], blocked: Collection[str]) -> Policy:
-        if f"{kind}/{name}" in blocked:
-            raise RegistryError(
-                f"{kind}/{name} is in quarantine; `kvyard policy release {kind}/{name}` lets it be loaded again"
-            )
+        _check_free(kind, name, blocked)
         if name == BUILTIN:
             return builtin.BUILTIN[kind](**params)
-        loaded = registry.load(kind, name, dict(params))
+        with self._watch(f"{kind}/{name}"):
+            loaded = registry.load(kind, name, dict(params))
         self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
         self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}", loaded.version)]
         return loaded.policy
@@ -118,7 +125,17 @@ class Loader:
         return builtin_set().replaced(changes, names, name)
 
 
+def _check_free(kind: str, name: str, blocked: Collection[str]) -> None:
+    """Raises RegistryError when it is in quarantine."""
+    if f"{kind}/{name}" in blocked:
+        raise RegistryError(
+            f"{kind}/{name} is in quarantine; `kvyard policy release {kind}/{name}` lets it be loaded again"
+        )
+
+
 def _part_blocked(discipline: str, blocked: Collection[str]) -> bool:
+    if f"discipline/{discipline}" in blocked:  # importing it is what must not happen
+        return True
     try:
         parts = registry.load_discipline(discipline).parts
     except RegistryError:

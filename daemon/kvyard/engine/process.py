@@ -100,7 +100,7 @@ def _build(start: Start, channel: Channel, page: ProgressPage) -> Engine:
 
     if start.protocol != PROTOCOL:
         raise StartError("protocol", f"front speaks link protocol {start.protocol}, this engine {PROTOCOL}")
-    loader = Loader()
+    loader = Loader(page.candidate)
     try:
         again = start.again or start.generation > 0
         policies = loader.at_start(start.discipline, start.policies, start.quarantined, again=again)

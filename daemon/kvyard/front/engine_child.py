@@ -74,11 +74,25 @@ class EngineDeath:
     def policy_at_fault(self) -> str | None:
         """`kind/name` of the policy that was running, where that explains the death."""
         seen = self.progress
-        if seen is None or seen.phase is not EnginePhase.POLICY or self.unexplained_kill:
+        if seen is None or self.unexplained_kill:
+            return None
+        if seen.phase not in (EnginePhase.POLICY, EnginePhase.CANDIDATE):
             return None
         if self.hang is not None and not self.hang.startswith("policy "):
             return None  # the supervisor had another reason
         return seen.policy
+
+    @property
+    def candidate_at_fault(self) -> str | None:
+        """`kind/name` of a policy that ended the engine while it was loaded to be swapped in, so never in charge."""
+        seen = self.progress
+        loading = seen is not None and seen.phase is EnginePhase.CANDIDATE and self.ready
+        return self.policy_at_fault if loading else None
+
+    @property
+    def code(self) -> str:
+        """The code of the exit record of the policy at fault."""
+        return "hung" if self.hang is not None else "memory" if self.oom else "crashed"
 
     @property
     def unexplained_kill(self) -> bool:

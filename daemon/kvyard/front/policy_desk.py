@@ -177,6 +177,23 @@ class PolicyDesk:
         )
         return entry
 
+    def candidate_lost(self, message: Ejected) -> QuarantineEntry:
+        """A candidate ended the engine while it was loaded: it was never in charge, and what was, stays."""
+        self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
+        # What is loaded is what is installed, in whichever version it may be in charge.
+        version = self._installed(message.policy)
+        entry = self.quarantine.add(message.policy, message.code, message.message, version)
+        self._log.add(
+            "ejected",
+            f"{message.policy} was not put in charge ({message.code}: {message.message}); nothing changed",
+            policy=message.policy,
+            code=message.code,
+            step=message.step,
+            traceback=message.traceback,
+            until=entry.until,
+        )
+        return entry
+
     def engine_ready(self, info: EngineInfo) -> None:
         """A new engine says what it runs with; what it could not use is no longer in charge."""
         self.in_charge.generation = max(self.in_charge.generation, info.generation)

@@ -291,14 +291,15 @@ class Serving:
             self.fail(entry, "engine_killed", f"this request ended the engine while it ran alone: it {death.words}")
         self.journal.engine_lost()
         self._observer.counts(0, len(self.journal))
-        for done in list(self._tickets.values()):
-            done(
-                Reply(
-                    0,
-                    error="the engine ended before it answered; what was asked may not have happened",
-                    code="engine-lost",
-                )
+        error, code = "the engine ended before it answered; what was asked may not have happened", "engine-lost"
+        if (candidate := death.candidate_at_fault) is not None:
+            ended = death.hang or f"the engine {death.words} while it was loaded"
+            error, code = (
+                f"{candidate} took the engine down: {ended}; nothing changed, it is in quarantine",
+                death.code,
             )
+        for done in list(self._tickets.values()):
+            done(Reply(0, error=error, code=code))
         self._tickets.clear()
 
     def control(self, method: str, params: dict[str, object], done: Callable[[Reply], None]) -> None:

@@ -42,6 +42,8 @@ class Patience:
     """
 
     policy: float = 0.7
+    candidate: float = 7.0
+    """To import and construct a policy, which the guard ends after 5 s of CPU time or 10 s."""
     step: float = 120.0
     loading: float = 900.0
     leaving: float = 5.0
@@ -262,6 +264,10 @@ class Supervisor:
             computes = cpu_seconds(seen.pid) - self._cpu_before > COMPUTES_S
             limit = self._patience.policy if computes else 4 * self._patience.policy
             what = f"policy {seen.policy} did not return"
+        elif seen.phase is EnginePhase.CANDIDATE:
+            computes = cpu_seconds(seen.pid) - self._cpu_before > COMPUTES_S
+            limit = self._patience.candidate if computes else 2 * self._patience.candidate
+            what = f"policy {seen.policy} could not be loaded: its import and construction did not end"
         elif seen.phase in (EnginePhase.STARTING, EnginePhase.LOADING):
             limit, what = self._patience.loading, "loading did not end"
         else:

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -39,6 +41,8 @@ class EnginePhase(IntEnum):
     SAMPLE = 8
     OUTPUTS = 9
     LEAVING = 10
+    CANDIDATE = 11
+    """A policy is imported and constructed: at the start, or to be swapped in."""
 
 
 _WORK = (EnginePhase.SCHEDULE, EnginePhase.POLICY, EnginePhase.MODEL, EnginePhase.SAMPLE, EnginePhase.OUTPUTS)
@@ -54,7 +58,7 @@ class Progress:
     step: int
     step_started: int
     policy: str
-    """`kind/name` of the policy last entered."""
+    """`kind/name` of the policy last entered or loaded."""
     ids: tuple[int, ...]
     """Sequences of the step in progress, of the last one while idle."""
 
@@ -100,11 +104,25 @@ class ProgressPage:
 
     def policy(self, name: str, now_ns: int) -> None:
         """The engine enters a policy, `kind/name`."""
+        self._tell(name)
+        self.phase(EnginePhase.POLICY, now_ns)
+
+    @contextmanager
+    def candidate(self, name: str) -> Iterator[None]:
+        """The engine loads `kind/name`; afterwards it goes on with what it did before."""
+        before = EnginePhase(self._cells[_PHASE])
+        self._tell(name)
+        self.phase(EnginePhase.CANDIDATE, time.monotonic_ns())
+        try:
+            yield
+        finally:
+            self.phase(before, time.monotonic_ns())
+
+    def _tell(self, name: str) -> None:
         if name is not self._name:
             self._name = name
             raw = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
             self._words[_NAME_AT:_IDS_AT] = np.frombuffer(raw, np.int64)
-        self.phase(EnginePhase.POLICY, now_ns)
 
     def step(self, number: int, now_ns: int) -> None:
         """A step starts."""
