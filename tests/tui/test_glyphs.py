@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import subprocess
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs, gauge, shares, sparkline
+from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs, gauge, given_environment, shares, sparkline, wants_ascii
 from rich.cells import cell_len
 
 parts = st.lists(st.integers(0, 10**6), min_size=1, max_size=4)
@@ -63,3 +65,39 @@ def test_every_sign_is_one_cell_and_signs_of_one_bar_differ(glyphs: Glyphs) -> N
 
 def test_ascii_is_ascii() -> None:
     assert all(getattr(ASCII, field.name).isascii() for field in dataclasses.fields(ASCII))
+
+
+@pytest.mark.parametrize(
+    ("environ", "ascii_only"),
+    [
+        ({"LC_ALL": "C", "LANG": "C"}, True),
+        ({"LC_ALL": "C", "LANG": "en_US.UTF-8"}, True),
+        ({"LC_ALL": "POSIX"}, True),
+        ({"LANG": "C"}, True),
+        ({"LC_ALL": "", "LC_CTYPE": "C", "LANG": "en_US.UTF-8"}, True),
+        ({"LANG": "en_US.ISO-8859-1"}, True),
+        ({"LANG": "de_DE@euro"}, True),
+        ({"LC_ALL": "C.UTF-8"}, False),
+        ({"LC_ALL": "C.utf8"}, False),
+        ({"LC_CTYPE": "UTF-8", "LANG": "C"}, False),
+        ({"LC_ALL": "en_US.UTF-8@euro", "LANG": "C"}, False),
+        ({"LC_ALL": "", "LANG": "en_US.UTF-8"}, False),
+        ({}, False),
+    ],
+)
+def test_the_locale_decides(environ: dict[str, str], ascii_only: bool) -> None:
+    assert wants_ascii(environ, "utf-8") is ascii_only
+
+
+def test_without_a_locale_the_encoding_decides() -> None:
+    assert wants_ascii({}, "ANSI_X3.4-1968") and wants_ascii({}, None)
+
+
+def test_what_the_interpreter_made_of_the_locale_is_not_what_was_given() -> None:
+    code = (
+        "import os; from kvyard_tui.glyphs import given_environment, wants_ascii;"
+        "print(os.environ['LC_CTYPE'], wants_ascii(given_environment(), ''))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], env={"LANG": "C"}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["C.UTF-8", "True"]
+    assert given_environment()["PATH"]

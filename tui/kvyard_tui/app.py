@@ -18,7 +18,7 @@ from textual.timer import Timer
 
 from kvyard_tui.dialogs.base import DIALOG_CSS
 from kvyard_tui.feed import Feed
-from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs
+from kvyard_tui.glyphs import ASCII, UNICODE, Glyphs, given_environment, wants_ascii
 from kvyard_tui.model import NOTICE_FOR, Notice, Shown, Yard
 from kvyard_tui.operator import Operator
 from kvyard_tui.screen import LAYOUT_CSS, MainScreen
@@ -211,7 +211,7 @@ def run(socket: str, *, readonly: bool = True, theme: str | None = None, ascii_o
     for name in ("COLUMNS", "LINES"):  # exported by some shells; they would hide every later size from Textual
         os.environ.pop(name, None)
     if ascii_only is None:
-        ascii_only = "utf" not in (sys.stdout.encoding or "").lower()
+        ascii_only = wants_ascii(given_environment(), sys.stdout.encoding)
     app = TopApp(Path(socket), readonly=readonly, theme=theme, glyphs=ASCII if ascii_only else UNICODE)
     with leaving_on_signals(app.leave):
         app.run()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,3 +78,22 @@ def sparkline(values: Sequence[float | None], width: int, glyphs: Glyphs) -> str
     steps = len(glyphs.ladder) - 1
     drawn = [" " if v is None else glyphs.ladder[round(steps * max(0.0, v) / top) if top > 0 else 0] for v in newest]
     return "".join(drawn).rjust(width)
+
+
+def wants_ascii(environ: Mapping[str, str], encoding: str | None) -> bool:
+    """Whether the locale is one without UTF-8; where the environment names none, `encoding` tells.
+
+    The interpreter's own encoding does not: it takes UTF-8 in the locale C, too.
+    """
+    named = next((name for key in ("LC_ALL", "LC_CTYPE", "LANG") if (name := environ.get(key, ""))), "")
+    charset = (named.partition("@")[0].partition(".")[2] or named) if named else encoding or ""
+    return charset.replace("-", "").lower() != "utf8"
+
+
+def given_environment() -> Mapping[str, str]:
+    """The environment as the process was given it: in the locale C the interpreter sets LC_CTYPE to C.UTF-8."""
+    try:
+        given = Path("/proc/self/environ").read_bytes()
+    except OSError:
+        return os.environ
+    return dict(os.fsdecode(entry).partition("=")[::2] for entry in given.split(b"\0") if entry)
