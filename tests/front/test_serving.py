@@ -13,6 +13,7 @@ from kvyard.front.service import Delta, Refusal
 from kvyard.link.codec import ToEngine
 from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
 from kvyard.link.progress import EnginePhase
+from structlog.testing import capture_logs
 
 from tests.front.yard import Yard, death, info, job, outputs
 
@@ -189,6 +190,25 @@ async def test_queue_timeout_and_deadline_end_in_a_clear_error() -> None:
     yard.serving.outputs(outputs({2: 2}, finished=[(2, "length")]))
     ends = [(await read(generation))[-1] for generation in (late, served, doomed)]
     assert [end.error[0] if end.error else end.finish for end in ends] == ["queue_timeout", "length", "deadline"]
+
+
+def test_refusals_for_a_full_queue_are_logged_once_a_second() -> None:
+    yard = Yard(max_waiting=0)
+    for _ in range(4):
+        yard.serving.submit(job())
+    with capture_logs() as lines:
+        for tenth in range(25):
+            yard.now = tenth / 10
+            with pytest.raises(Refusal):
+                yard.serving.submit(job())
+            yard.serving.sweep()
+        yard.now = 9.0
+        yard.serving.sweep()
+        yard.serving.sweep()
+    assert [(line["event"], line["log_level"], line["status"], line["count"]) for line in lines] == [
+        ("requests.refused", "info", 429, count) for count in (1, 10, 10, 4)
+    ]
+    assert "4 is the most" in lines[0]["last"]
 
 
 def test_draining_refuses_what_comes_and_tells_when_the_last_is_done() -> None:

@@ -16,6 +16,7 @@ from kvyard import __version__
 from kvyard.control.schema import PolicyListing, RequestPage, Status, SwapResult
 from kvyard.front.decisions import DecisionLog
 from kvyard.front.engine_child import EngineDeath
+from kvyard.front.event_lines import write_event
 from kvyard.front.events import EventLog, Feed
 from kvyard.front.keys import KeyFileError, KeyRing
 from kvyard.front.metrics import Metrics
@@ -72,6 +73,7 @@ class Daemon:
         self._started_with = settings
         self.model = model
         self.log = EventLog()
+        self.log.written = write_event
         self.steps: Feed[StepRecord] = Feed()
         self.metrics = Metrics(model.id)
         self.supervisor = Supervisor(self._start_message, self, patience=Patience(step=settings.step_timeout_s))
@@ -94,6 +96,7 @@ class Daemon:
         self._reloads: set[asyncio.Task[None]] = set()
         self.stop_asked: Callable[[], None] = lambda: None
         """Called when an operator asks the daemon to drain and stop."""
+        self._forced = False
         self._policy_state: dict[str, Any] = {}
         self._in_force: list[dict[str, Any]] = []
         self._sources = Sources(
@@ -124,6 +127,15 @@ class Daemon:
             await asyncio.sleep(SWEEP_S)
             self.serving.sweep()
 
+    def forced(self) -> None:
+        """Leave at once: what is not complete is ended, and no drain is over."""
+        self._forced = True
+        left = self._cut_off()
+        self.log.add("drain", f"stopped at once: {left} sequences were ended", left=left)
+
+    def _cut_off(self) -> int:
+        return self.serving.fail_all("shutting_down", "the daemon was stopped before this request was complete")
+
     async def drained(self, limit_s: float) -> int:
         """Take nothing new and wait for what runs; how many sequences had to be ended at the limit."""
         self.serving.draining = True
@@ -136,12 +148,11 @@ class Daemon:
             try:
                 await asyncio.wait_for(done.wait(), limit_s)
             except TimeoutError:
-                left = self.serving.fail_all(
-                    "shutting_down", "the daemon was stopped before this request was complete"
-                )
+                left = self._cut_off()
                 self.log.add("drain", f"the limit of {limit_s:g} s passed: {left} sequences were ended", left=left)
                 return left
-        self.log.add("drain", "drained")
+        if not self._forced:
+            self.log.add("drain", "drained")
         return 0
 
     def status_line(self) -> str:
@@ -303,7 +314,6 @@ class Daemon:
     def _ejected(self, message: Ejected, told: Callable[[Ejected], object] | None = None) -> None:
         (told or self.desk.ejected)(message)
         self.metrics.ejected(message.policy, message.code)
-        log.error("policy.ejected", policy=message.policy, code=message.code, message=message.message)
         self._refresh_policies()
 
     def _refresh_policies(self) -> None:

@@ -92,6 +92,8 @@ class EventLog:
         self._clock = clock
         self._numbers = itertools.count(1)
         self.feed: Feed[Event] = Feed()
+        self.written: Callable[[Event], None] = lambda event: None
+        """Told of every event: the daemon's own log, which outlives these."""
 
     def add(self, kind: str, message: str, **data: object) -> Event:
         """Log an event of one of KINDS; `data` are JSON values that a program may want. Returns it.
@@ -104,6 +106,7 @@ class EventLog:
         event = Event("events", self._clock(), body)
         self._events.append(event)
         self.feed.publish(event)
+        self.written(event)
         return event
 
     def last(self, limit: int) -> list[Event]:

@@ -178,14 +178,12 @@ async def _live(daemon: Daemon, http: HttpServer, stop: _Stop, address: str, not
 
 async def _drain(daemon: Daemon, http: HttpServer, stop: _Stop) -> None:
     limit_s = daemon.settings.drain_timeout_s
-    log.info("daemon.drains", sequences=len(daemon.serving.journal), limit_s=limit_s)
     draining = asyncio.create_task(daemon.drained(limit_s))
     forced = asyncio.create_task(stop.force.wait())
     first: set[asyncio.Future[Any]] = {draining, forced}
     await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
     if forced.done():
-        left = daemon.serving.fail_all("shutting_down", "the daemon was stopped before this request was complete")
-        log.warning("daemon.forced", sequences=left)
+        daemon.forced()
     for task in (draining, forced):
         task.cancel()
         with contextlib.suppress(asyncio.CancelledError):

@@ -71,6 +71,26 @@ class Watcher(Protocol):
         """A sequence ended, however."""
 
 
+class _TurnedAway:
+    """Refusals for a full queue as log lines, at most one a second however many there are."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._message = ""
+        self._told = -1.0
+
+    def add(self, message: str) -> None:
+        """One more, with what its client is told."""
+        self._count += 1
+        self._message = message
+
+    def tell(self, now: float) -> None:
+        """Log what came since the last line, if that is a second ago."""
+        if self._count and now - self._told >= 1.0:
+            log.info("requests.refused", status=429, count=self._count, last=self._message)
+            self._count, self._told = 0, now
+
+
 class Serving:
     """Implements `Service` for the APIs; told of the engine by the daemon."""
 
@@ -105,6 +125,7 @@ class Serving:
         self._next_ticket = 1
         self._timed: set[int] = set()
         self._watcher: Watcher | None = None
+        self._turned_away = _TurnedAway()
 
     def watched_by(self, watcher: Watcher) -> None:
         """Tell `watcher` of every arrival and end."""
@@ -222,6 +243,8 @@ class Serving:
 
     def _refuse(self, status: int, code: str, message: str, retry_after: int | None = None) -> None:
         self._observer.refused(code)
+        if status == 429:
+            self._turned_away.add(message)
         raise Refusal(status, code, message, retry_after)
 
     def _retry_after(self) -> int:
@@ -263,6 +286,7 @@ class Serving:
     def sweep(self) -> None:
         """End what has passed its queue time-out or its deadline; called several times a second."""
         now = self._clock()
+        self._turned_away.tell(now)
         for sequence_id in list(self._timed):
             entry = self.journal.get(sequence_id)
             if entry is None:
