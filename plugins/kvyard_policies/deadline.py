@@ -3,12 +3,12 @@
 Source: earliest deadline first (Liu and Layland, 1973), as router-level schedulers apply it to LLM requests.
 Plain EDF collapses under overload, since it spends its time on requests that are late already; the on-line
 step-time model tells which these are. It gives up the order of arrival and the requests that are late; it
-wins the most answers in time.
+wins the most answers in time. Neither who is late nor who has plenty of time waits for ever (`PassedOver`).
 """
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 
 import numpy as np
 from kvyard.policy import (
@@ -21,10 +21,13 @@ from kvyard.policy import (
     PreemptionPolicy,
     RequestView,
     Snapshot,
+    Value,
     Victims,
     live,
     nobody,
 )
+
+from kvyard_policies.passed_over import PassedOver
 
 PATIENCE = 60.0
 WINDOW = 256
@@ -44,6 +47,10 @@ class DeadlineAdmission(AdmissionPolicy):
 
     params: Params
 
+    def __init__(self, **values: Value) -> None:
+        super().__init__(**values)
+        self._passed_over = PassedOver()
+
     def key(self, r: RequestView) -> OrderKey:
         return (_deadline(r, self.params.patience),)
 
@@ -51,19 +58,22 @@ class DeadlineAdmission(AdmissionPolicy):
         if s.preempted:
             return nobody("after a preemption")
         keep = s.blocks // 100 if s.running else 0
+        due = self._passed_over.due(s)
+        first = () if due is None else (due,)
         if self.params.late == "keep":
-            return Admission(s.waiting, keep=keep)
+            return Admission(
+                s.waiting if due is None else chain(first, (r for r in s.waiting if r is not due)), keep=keep
+            )
         early, late = list[RequestView](), list[RequestView]()
         for r in islice(s.waiting, WINDOW):
             in_time = s.now + self._seconds(s, r) <= _deadline(r, self.params.patience)
             (early if in_time else late).append(r)
-        if self.params.late == "last":
-            return Admission([*early, *late], keep=keep)
         # A request that named no deadline is never ended for being late.
-        hopeless = [r for r in late if r.deadline is not None]
-        kept = [r for r in late if r.deadline is None]
-        texts = tuple((r, "its deadline would have passed before its answer was complete") for r in hopeless)
-        return Admission([*early, *kept], keep=keep, refuse=texts)
+        refused = [r for r in late if r.deadline is not None] if self.params.late == "refuse" else []
+        texts = tuple((r, "its deadline would have passed before its answer was complete") for r in refused)
+        kept = [r for r in late if r.deadline is None] if refused else late
+        behind = [r for r in (*early, *kept) if r is not due]
+        return Admission([*(r for r in first if r not in refused), *behind], keep=keep, refuse=texts)
 
     @staticmethod
     def _seconds(s: Snapshot, r: RequestView) -> float:

@@ -1,10 +1,12 @@
 """Fair share: the tenant that was served least comes in next.
 
 Source: the virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024. Each
-tenant has a counter of weighted tokens served; of those that wait the lowest comes in; who comes back after a
-pause is lifted to the lowest of the others, so that idling saves nothing up. Two tenants that always wait are
-served alike within twice the larger of a whole prompt and all output that fits the pool. It gives up the order
-of arrival; it wins that nobody can crowd others out.
+tenant has a counter of weighted tokens served; of those that wait the lowest comes in, of equals the earliest
+arrival. Who begins to wait is lifted to the level, so that idling saves nothing up. The level rises by what is
+served, shared among those that wait (the virtual time of fair queueing), and is no lower than the lowest of them:
+a lowest counter alone would stand still while tenants without end come for one request each. Two tenants that
+always wait are served alike within twice the larger of a whole prompt and all output that fits the pool. It gives
+up the order of arrival; it wins that nobody can crowd others out.
 """
 
 from __future__ import annotations
@@ -28,6 +30,8 @@ from kvyard.policy import (
     live,
     nobody,
 )
+
+from kvyard_policies.passed_over import PassedOver
 
 WINDOW = 256
 """Waiting requests that are looked at in a step; the queue's order puts every tenant's first among them."""
@@ -55,6 +59,9 @@ class FairShareAdmission(AdmissionPolicy):
         self._tags: dict[str, float] = {}
         self._level = 0.0
         """Counter of the last tenant that came in."""
+        self._lift_to = 0.0
+        """Where who begins to wait starts."""
+        self._passed_over = PassedOver()
         self._last_arrival = -1
 
     def key(self, r: RequestView) -> OrderKey:
@@ -68,30 +75,39 @@ class FairShareAdmission(AdmissionPolicy):
         return (start,)
 
     def admit(self, s: Snapshot) -> Admission:
-        self._charge(s)
+        cost = self._charge(s)
         if s.preempted:
             return nobody("after a preemption")
+        due = self._passed_over.due(s)
         lines: defaultdict[str, deque[RequestView]] = defaultdict(deque)
         for r in islice(s.waiting, WINDOW):
-            lines[r.tenant].append(r)
-        self._lift(lines)
-        return Admission(self._fairest(lines, s.slots), keep=s.blocks // 100 if s.running else 0)
+            if r is not due:
+                lines[r.tenant].append(r)
+        self._lift(lines, cost)
+        take = self._fairest(lines, s.slots)
+        return Admission(take if due is None else [due, *take], keep=s.blocks // 100 if s.running else 0)
 
-    def _charge(self, s: Snapshot) -> None:
+    def _charge(self, s: Snapshot) -> float:
+        """Put down what was served since the last look; how much it was."""
+        total = 0.0
         for tenant, prompt, output in self._progress.since(s):
             cost = self.params.output_weight * output + self.params.prompt_weight * prompt
             self._served[tenant] = self._served.get(tenant, 0.0) + cost
+            total += cost
+        return total
 
-    def _lift(self, lines: Lines) -> None:
-        """Who did not wait before starts no lower than the lowest of those that did."""
+    def _lift(self, lines: Lines, cost: float) -> None:
+        """Who did not wait before starts at the level, which those that did have among them."""
         served, seen = self._served, self._last_arrival
         stayed = {tenant for tenant, line in lines.items() if any(r.arrival <= seen for r in line)}
-        level = min((served.get(tenant, 0.0) for tenant in stayed), default=self._level)
+        counts = [served.get(tenant, 0.0) for tenant in stayed] or [self._level]
+        self._lift_to = min(max(self._lift_to + cost / max(1, len(lines)), min(counts)), max(counts))
         for tenant in lines.keys() - stayed:
-            served[tenant] = max(served.get(tenant, 0.0), level)
-        self._last_arrival = max(seen, *(r.arrival for line in lines.values() for r in line))
+            served[tenant] = max(served.get(tenant, 0.0), self._lift_to)
+        self._last_arrival = max((r.arrival for line in lines.values() for r in line), default=seen)
+        self._last_arrival = max(seen, self._last_arrival)
         if len(served) > MANY_TENANTS:
-            self._forget(level, lines)
+            self._forget(min(counts), lines)
 
     def _forget(self, level: float, lines: Lines) -> None:
         """Those at the level or below, who would be lifted to it anyway; if need be the smallest debts as well."""
@@ -102,15 +118,16 @@ class FairShareAdmission(AdmissionPolicy):
 
     def _fairest(self, lines: Lines, places: int) -> list[RequestView]:
         """The order in which the lowest counter comes in, each prompt charged as it is taken."""
-        heap = [(self._served.get(tenant, 0.0), tenant) for tenant in lines]
+        heap = [(self._served.get(tenant, 0.0), line[0].arrival, tenant) for tenant, line in lines.items()]
         heapify(heap)
         take: list[RequestView] = []
         while heap and len(take) < places:
-            self._level, tenant = heap[0]
-            r = lines[tenant].popleft()
+            self._level, _, tenant = heap[0]
+            line = lines[tenant]
+            r = line.popleft()
             take.append(r)
             charge = 0 if r.preemptions else self.params.prompt_weight * r.prompt_len
-            heapreplace(heap, (self._level + charge, tenant)) if lines[tenant] else heappop(heap)
+            heapreplace(heap, (self._level + charge, line[0].arrival, tenant)) if line else heappop(heap)
         return take
 
     def export_state(self) -> PolicyState:
@@ -119,7 +136,7 @@ class FairShareAdmission(AdmissionPolicy):
     def import_state(self, state: PolicyState) -> None:
         if state.get("version") == 1:
             self._served = {str(tenant): float(count) for tenant, count in state["served"].items()}
-            self._level = float(state["level"])
+            self._level = self._lift_to = float(state["level"])
 
     def dump(self) -> Mapping[str, Value]:
         top = sorted(self._served.items(), key=lambda item: item[1])[:32]

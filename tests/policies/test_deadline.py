@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvyard.sim.arrivals import Arrival
+from kvyard_policies.passed_over import LONGEST, LOOK_EVERY, PASSES
 
 from tests.core.harness import run_all, run_step, spec
 from tests.policies.cores import core, scheduled
@@ -91,3 +92,48 @@ def test_under_overload_more_are_in_time_than_in_order_of_arrival() -> None:
     first_come, plain, aware = in_time("vllm"), in_time("deadline,admission.late=keep"), in_time("deadline")
     assert aware > 1.3 * first_come
     assert aware > plain, "plain EDF spends itself on those that are late already"
+
+
+def passed_over(text: str, victim: float | None, others: float, step_s: float = 0.01, most: int = 1200) -> int:
+    """Requests without end, due `others` seconds after they come, and one due at `victim`: who came before it."""
+    scheduler = core(text, max_running=1)
+    next_id, came = 2, 0
+    scheduler.add(spec(1, 4, 1, arrived=0.0, deadline=victim))
+    for number in range(most):
+        now = number * step_s
+        while scheduler.waiting < 20:
+            scheduler.add(spec(next_id, 4, 1, arrived=now, deadline=now + others))
+            next_id += 1
+        log = run_step(scheduler, now=now, check=False)
+        if 1 in log.cached:
+            return came
+        came += len(log.cached)
+    return most
+
+
+@pytest.mark.parametrize("late", ["last", "keep", "refuse"])
+def test_a_far_deadline_does_not_wait_for_ever(late: str) -> None:
+    assert 200 < passed_over(f"deadline,admission.late={late}", 1e6, 60.0) <= PASSES + 2 * LOOK_EVERY
+
+
+@pytest.mark.parametrize("late", ["last", "refuse"])
+def test_without_a_deadline_and_with_great_patience_neither(late: str) -> None:
+    text = f"deadline,admission.late={late},admission.patience=1e9"
+    assert 200 < passed_over(text, None, 60.0) <= PASSES + 2 * LOOK_EVERY
+
+
+def test_one_late_request_does_not_wait_for_ever() -> None:
+    assert 200 < passed_over("deadline", -1.0, 60.0) <= PASSES + 2 * LOOK_EVERY
+
+
+def test_on_a_slow_machine_two_minutes_are_enough() -> None:
+    assert LONGEST / 5 <= passed_over("deadline", 1e6, 60.0, step_s=5.0) <= LONGEST / 5 * 1.5 + 1
+
+
+def test_a_far_deadline_waits_as_long_as_nothing_speaks_against_it() -> None:
+    scheduler = core("deadline", max_running=1)
+    scheduler.add(spec(1, 4, 1, arrived=0.0, deadline=1e6))
+    for id in range(2, 100):
+        scheduler.add(spec(id, 4, 1, arrived=0.0, deadline=500.0 - id))
+    order = [id for log in run_all(scheduler) for id in log.cached]
+    assert order == [*range(99, 1, -1), 1]

@@ -7,6 +7,7 @@ from kvyard.core.scheduler import Scheduler
 from kvyard.policy import learning
 from kvyard_policies import fair_share
 from kvyard_policies.fair_share import FairShareAdmission
+from kvyard_policies.passed_over import LOOK_EVERY, PASSES
 
 from tests.core.harness import run_all, run_step, spec
 from tests.policies.cores import arrive, core, scheduled, steps
@@ -146,7 +147,7 @@ def test_state_survives_a_restart() -> None:
     scheduler = core("fair-share", max_running=1)
     arrive(scheduler, (1, 4, 30), tenant="served")
     run_all(scheduler)
-    arrive(scheduler, (2, 1, 1), tenant="served")
+    arrive(scheduler, (2, 1, 1), tenant="light")
     run_all(scheduler)
     state = policy(scheduler).export_state()
     fresh = core("fair-share", max_running=1)
@@ -157,3 +158,48 @@ def test_state_survives_a_restart() -> None:
     policy(fresh).import_state({"version": 99, "served": {"x": 1}})
     assert "x" not in policy(fresh)._served
     assert policy(fresh).dump()["served served"] >= 60.0  # type: ignore[operator]
+
+
+def test_of_equals_the_earliest_arrival_comes_in_whatever_its_name() -> None:
+    scheduler = core("fair-share", max_running=1)
+    arrive(scheduler, (1, 4, 1), tenant="first")
+    steps(scheduler, 1)
+    arrive(scheduler, (2, 4, 1), tenant="zz")
+    order: list[int] = []
+    for id in range(3, 40):
+        arrive(scheduler, (id, 4, 1), tenant=f"a{id}")
+        order += run_step(scheduler, now=float(id)).cached
+    assert order == sorted(order)
+
+
+def test_without_weights_it_is_the_order_of_arrival() -> None:
+    scheduler = core("fair-share,admission.prompt_weight=0,admission.output_weight=0", max_running=2)
+    for id in range(1, 60):
+        arrive(scheduler, (id, 1 + id % 9, 1 + id % 5), tenant="ab"[id % 7 == 0])
+    order = [id for log in run_all(scheduler) for id in log.cached]
+    assert order == sorted(order)
+
+
+def waited(prompt: int, backlog: int, most: int = 1200) -> int:
+    """One-shot tenants without end, and one who was served `prompt` tokens and asks again: who came in before it."""
+    scheduler = core("fair-share", max_running=1, max_step_tokens=256, max_model_len=256)
+    arrive(scheduler, (1, prompt, 1), (2, prompt, 1), tenant="old")
+    next_id, came = 3, 0
+    for number in range(most):
+        while scheduler.waiting < backlog:
+            arrive(scheduler, (next_id, 4, 1), tenant=f"t{next_id}")
+            next_id += 1
+        log = run_step(scheduler, now=number / 100, check=False)
+        if 2 in log.cached:
+            return came
+        came += len(log.cached)
+    return most
+
+
+def test_tenants_that_come_once_do_not_keep_an_older_one_out() -> None:
+    """What it owes is shared among those that wait: 10 of them, 40 tokens of prompt, 6 weighted tokens a request."""
+    assert 30 <= waited(40, 10) <= 42 * 10 / 6 + 10
+
+
+def test_a_debt_too_large_for_that_is_forgiven_after_enough_others() -> None:
+    assert waited(250, 60) <= PASSES + 2 * LOOK_EVERY
