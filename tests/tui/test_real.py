@@ -132,7 +132,7 @@ async def test_pause_and_resume_from_the_screen(running: DaemonProcess) -> None:
 
 
 async def test_an_engine_that_dies_is_seen_and_its_successor_too(running: DaemonProcess) -> None:
-    async with watching(running.socket, (130, 40)) as (app, pilot):
+    async with watching(running.socket, (160, 40)) as (app, pilot):
         await until_text(app, pilot, "● ready", 20)
         engine = running.engine_pid
         clients = asyncio.create_task(load(running, 2, 40))

@@ -258,7 +258,7 @@ def test_events_come_newest_first_and_wrap() -> None:
     ("size", "wanted"),
     [
         ((1, 1), "tiny"), ((39, 40), "tiny"), ((200, 9), "tiny"), ((40, 10), "compact"), ((79, 50), "compact"),
-        ((200, 21), "compact"), ((80, 24), "normal"), ((129, 60), "normal"), ((130, 24), "wide"), ((200, 60), "wide"),
+        ((200, 21), "compact"), ((80, 24), "normal"), ((159, 60), "normal"), ((160, 24), "wide"), ((200, 60), "wide"),
     ],
 )  # fmt: skip
 def test_mode(size: tuple[int, int], wanted: str) -> None:

@@ -14,6 +14,7 @@ from kvyard_tui.views.requests import (
     SORTS,
     columns_for,
     details,
+    digits_of,
     matches,
     progress,
     requests_heading,
@@ -61,7 +62,7 @@ def test_every_row_has_the_width_of_the_screen(one: RequestRow, width: int, glyp
 def test_no_column_is_squeezed_to_nothing(width: int) -> None:
     columns = columns_for(width)
     assert all(size >= 2 for _, size in columns)
-    assert [column.key for column, _ in columns][:2] == ["request", "state"]
+    assert [column.key for column, _ in columns if column.key != "number"][:2] == ["request", "state"]
 
 
 @given(st.lists(any_row, max_size=12), st.sampled_from(SORTS), st.booleans())
@@ -120,10 +121,27 @@ def test_progress_is_of_the_prompt_then_of_the_output() -> None:
 def test_states_differ_in_shape() -> None:
     columns = columns_for(80)
     states = [
-        plain(table_row(row(1, state), columns, shown()))[16:18]
+        plain(table_row(row(1, state), columns, shown()))[20:22]
         for state in ("running", "waiting", "preempted", "swapped")
     ]
     assert len(set(states)) == 4
+
+
+@pytest.mark.parametrize(("width", "least"), [(72, 12), (80, 12), (100, 24), (140, 44), (240, 48)])
+def test_the_reason_has_room_before_the_name_gets_more(width: int, least: int) -> None:
+    sizes = {column.key: size for column, size in columns_for(width)}
+    assert sizes["why"] >= least
+    assert sizes["request"] == 13 or sizes["why"] >= 48
+    assert "WHY IT WAITS" in plain(table_head(columns_for(width), shown()))
+
+
+@pytest.mark.parametrize("number", [7, 99999, 100000, 12345678])
+def test_the_number_that_explain_takes_stands_first_and_whole(number: int) -> None:
+    one = row(number)
+    columns = columns_for(80, digits_of([row(1), one]))
+    line = plain(table_row(one, columns, shown(one)))
+    assert (len(line), line.split()[0]) == (80, str(number))
+    assert plain(table_head(columns, shown(one))).split()[0] == "#"
 
 
 def test_the_heading_says_why_they_wait() -> None:

@@ -22,7 +22,7 @@ def mode(width: int, height: int) -> Mode:
         return "tiny"
     if width < 80 or height < 22:
         return "compact"
-    return "wide" if width >= 130 and height >= 24 else "normal"
+    return "wide" if width >= 160 and height >= 24 else "normal"
 
 
 def too_small(width: int, height: int) -> list[Line]:

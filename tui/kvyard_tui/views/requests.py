@@ -15,6 +15,11 @@ from kvyard_tui.text import clean, fit
 
 STATES = ("running", "waiting", "preempted", "swapped")
 BAR = 8
+WHY = 48
+"""Cells for the reason of a wait before the name of the request gets more."""
+DIGITS = 5
+"""Cells of a sequence's number, as long as the longest has no more."""
+MOST_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +76,13 @@ def _number(value: int, tone: Tone = "") -> Line:
 
 
 COLUMNS: tuple[Column, ...] = (
-    Column("request", "REQUEST", 15, lambda r, s: _text(r.request_id, "strong"), lambda r: r.request_id),
+    Column("number", "#", DIGITS, lambda r, s: _text(str(r.id), "dim"), lambda r: r.id, 72, True),
+    Column("request", "REQUEST", 13, lambda r, s: _text(r.request_id, "strong"), lambda r: r.request_id),
     Column("state", "STATE", 11, _state, lambda r: STATES.index(r.state) if r.state in STATES else 9),
     Column("age", "AGE", 6, lambda r, s: _text(fmt.age(r.age_s)), lambda r: -r.age_s, right=True),
     Column("progress", "PROGRESS", 20, _progress, lambda r: -progress(r)[0] - (r.output_tokens > 0)),
     Column("prompt", "PROMPT", 7, lambda r, s: _number(r.prompt_tokens), lambda r: -r.prompt_tokens, 104, True),
-    Column("blocks", "BLOCKS", 6, lambda r, s: _number(r.blocks), lambda r: -r.blocks, 78, True),
+    Column("blocks", "BLOCKS", 6, lambda r, s: _number(r.blocks), lambda r: -r.blocks, 90, True),
     Column("priority", "PRI", 4, lambda r, s: _text(str(r.priority)), lambda r: r.priority, 78, True),
     Column("preempted", "PRE", 4, lambda r, s: _number(r.preemptions, "warn"), lambda r: -r.preemptions, 110, True),
     Column("tenant", "TENANT", 10, lambda r, s: _text(r.tenant or fmt.MISSING, "dim"), lambda r: r.tenant, 124),
@@ -86,29 +92,31 @@ SORTS = ("order", *(column.key for column in COLUMNS))
 """`order` is the daemon's own: running first, then waiting in the order of admission."""
 
 
-def columns_for(width: int) -> list[tuple[Column, int]]:
-    """The columns that fit, with their widths; one cell between two columns, two at its right for the name."""
-    chosen = [column for column in COLUMNS if width >= column.from_width]
+def columns_for(width: int, digits: int = DIGITS) -> list[tuple[Column, int]]:
+    """The columns that fit, with their widths; one cell between two columns, `digits` of them for the numbers."""
     if width < 64:  # a narrow screen keeps the name, the state's sign and the progress
         narrow = [("request", max(6, width - 2 - 7 - 21)), ("state", 2), ("age", 6), ("progress", 0)]
         by_key = {column.key: column for column in COLUMNS}
-        chosen_narrow = [(by_key[key], size) for key, size in narrow]
-        return _stretch(chosen_narrow, width)
-    return _stretch([(column, column.width) for column in chosen], width)
+        return _stretch([(by_key[key], size) for key, size in narrow], width, 0)
+    more = max(0, digits - DIGITS)
+    changed = {"number": more, "request": -more}
+    chosen = [column for column in COLUMNS if width >= column.from_width]
+    numbered = any(column.key == "number" for column in chosen)
+    sized = [(column, column.width + (changed.get(column.key, 0) if numbered else 0)) for column in chosen]
+    return _stretch(sized, width, WHY)
 
 
-def _stretch(columns: list[tuple[Column, int]], width: int) -> list[tuple[Column, int]]:
-    fixed = sum(size for _, size in columns) + len(columns) - 1
-    left = max(0, width - fixed)
-    extra = max(0, min(25, (left - 24) // 2)) if any(size == 0 for _, size in columns) else 0
-    sized: list[tuple[Column, int]] = []
-    for column, size in columns:
-        if size == 0:
-            size = left - extra
-        elif column.key == "request":
-            size += extra
-        sized.append((column, size))
-    return sized
+def digits_of(rows: Sequence[RequestRow]) -> int:
+    """Cells that the numbers need."""
+    return min(MOST_DIGITS, max((len(str(row.id)) for row in rows), default=DIGITS))
+
+
+def _stretch(columns: list[tuple[Column, int]], width: int, enough: int) -> list[tuple[Column, int]]:
+    """What is left goes to the column without a width; what is more than `enough` for it, to the name."""
+    left = max(0, width - sum(size for _, size in columns) - len(columns) + 1)
+    extra = max(0, min(25, left - enough)) if enough else 0
+    wide = {"request": extra}
+    return [(column, left - extra if size == 0 else size + wide.get(column.key, 0)) for column, size in columns]
 
 
 def matches(row: RequestRow, wanted: str) -> bool:

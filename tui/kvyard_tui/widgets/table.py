@@ -20,7 +20,7 @@ from textual.strip import Strip
 from kvyard_tui.glyphs import ASCII
 from kvyard_tui.model import Shown
 from kvyard_tui.spans import Line
-from kvyard_tui.views.requests import columns_for, rows, table_head, table_row
+from kvyard_tui.views.requests import DIGITS, Column, columns_for, digits_of, rows, table_head, table_row
 from kvyard_tui.widgets.toned import TONE_CLASSES, toned_strip
 
 
@@ -56,6 +56,7 @@ class RequestTable(ScrollView, can_focus=True):
         super().__init__(id=id)
         self._shown: Shown | None = None
         self._rows: list[RequestRow] = []
+        self._digits = DIGITS
         self._drawn: list[Line] = []
         self._selected: int | None = None
         """Ahead of `shown.selected` while keys come faster than drawings."""
@@ -65,10 +66,15 @@ class RequestTable(ScrollView, can_focus=True):
         self._shown = shown
         self._selected = shown.selected
         self._rows = rows(shown)
+        self._digits = digits_of(self._rows)
         wanted = Size(self.size.width, len(self._rows) + 1)
         if self.virtual_size != wanted:
             self.virtual_size = wanted
         self._redraw()
+
+    @property
+    def _columns(self) -> list[tuple[Column, int]]:
+        return columns_for(self.size.width, self._digits)
 
     @property
     def visible_rows(self) -> list[RequestRow]:
@@ -90,7 +96,7 @@ class RequestTable(ScrollView, can_focus=True):
         """The toned text of a line of the viewport; the selected row's differs, so that moving it is a change."""
         if self._shown is None:
             return ()
-        columns = columns_for(self.size.width)
+        columns = self._columns
         if y == 0:
             return table_head(columns, self._shown)
         row = self._row_at(y)
@@ -156,7 +162,7 @@ class RequestTable(ScrollView, can_focus=True):
         """A title sorts, a row is selected."""
         if event.y == 0:
             left = 0
-            for column, size in columns_for(self.size.width):
+            for column, size in self._columns:
                 if left <= event.x < left + size + 1:
                     self.post_message(self.SortBy(column.key))
                     return
