@@ -7,7 +7,9 @@ from collections.abc import Callable
 import pytest
 from kvyard.core.conduct import LOOK_EVERY, ConductLimits
 from kvyard.core.scheduler import Scheduler
+from kvyard.link.record import Preemption
 from kvyard.policy import ADMIT, DECODE, PROMPT, RUNNING, Admission, Shape, Snapshot, Victims, nobody
+from kvyard.policy.registry import load
 
 from tests.core.harness import Clock, limits, run_step, spec
 from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
@@ -78,6 +80,54 @@ def test_a_declared_wake_up_is_no_stall() -> None:
     run(target, 5, 2.0)
     assert target.running == 1
     assert codes(target) == []
+
+
+@pytest.mark.parametrize("ahead", [1, 10**15])
+def test_waking_up_for_ever_without_a_decision_is_a_stall(ahead: int) -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("a window", wake=s.step + ahead)))
+    target.add(spec(1))
+    run(target, 500, 119.0)
+    assert codes(target) == []
+    run(target, 20, 2.0)
+    (exit_,) = target.take_exits()
+    assert (exit_.kind, exit_.code) == ("admission", "stalled")
+    assert "although wake-ups are declared" in exit_.message
+    assert target.running == 1
+
+
+def test_wake_ups_that_alternate_with_none_are_a_stall_too() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("a window", wake=s.step + s.step % 2)))
+    target.add(spec(1))
+    run(target, 500, 122.0)
+    assert codes(target) == [("admission", "stalled")]
+
+
+def test_windows_with_batches_in_between_are_no_stall() -> None:
+    """Each of them half as long as what is too long, and something runs at the end of each."""
+
+    def window(s: Snapshot) -> Admission:
+        oldest = next(iter(s.waiting))
+        return Admission(s.waiting) if s.now - oldest.arrived > 60 else nobody("a window", wake=s.step + 1)
+
+    target = scheduler(ScriptedAdmission(window))
+    for id in range(1, 8):
+        target.add(spec(id, arrived=target.ledger.now))
+        run(target, 200, 70.0)
+    assert codes(target) == []
+    assert not target.has_work()
+
+
+def test_a_machine_that_stands_still_during_a_window_blames_nobody() -> None:
+    target = scheduler(ScriptedAdmission(lambda s: nobody("a window", wake=s.step + 1)))
+    target.add(spec(1))
+    run(target, 10, 1000.0)
+    assert codes(target) == []
+
+
+def test_the_longest_window_of_a_discipline_is_far_from_a_stall() -> None:
+    longest = load("admission", "dynamic-window").policy.params.specs["window"].le
+    assert longest is not None
+    assert ConductLimits().asleep_s >= 2 * longest
 
 
 def test_holding_the_queue_while_something_runs_is_no_stall() -> None:
@@ -153,6 +203,71 @@ def test_age_counts_only_with_overtakers() -> None:
     patient.add(spec(2))
     run(patient, LOOK_EVERY * 8, 1000.0)
     assert codes(patient) == [], "a long wait behind a long request is nobody's fault"
+
+
+def retracting() -> tuple[ScriptedAdmission, ScriptedPreemption]:
+    """In the order of the queue; the first victims are those that came first, and line up again at the end."""
+    oldest = ScriptedPreemption(
+        lambda s, who, cause: Victims(sorted(s.running, key=lambda r: r.arrival), requeue="tail")
+    )
+    return ScriptedAdmission(lambda s: Admission([(r, 1) for r in s.waiting])), oldest
+
+
+def retracted(conduct: ConductLimits) -> Scheduler:
+    """A scheduler in which sequence 1 was just put behind 200 that came after it."""
+    target = scheduler(*retracting(), conduct=conduct, blocks=4, max_running=2)
+    for id in (1, 2):
+        target.add(spec(id, prompt_len=7, max_new=9))
+    for id in range(3, 203):
+        target.add(spec(id, prompt_len=2, max_new=1))
+    for _ in range(40):
+        run_step(target, now=target.ledger.now + 0.01, check=False)
+        first = target.ledger.sequences[1]
+        if first.preemptions:
+            return target
+    raise AssertionError("the pool is large enough for both")
+
+
+def test_who_lines_up_again_at_the_end_is_not_passed_over_by_those_before_it() -> None:
+    target = retracted(ConductLimits(overtakes=100, age_s=0.1, age_overtakes=10))
+    run(target, 400, 40.0)
+    assert codes(target) == []
+    assert 1 not in target.ledger.sequences, "its turn came"
+
+
+def test_a_successor_is_not_blamed_for_the_order_that_it_inherits() -> None:
+    target = retracted(ConductLimits(overtakes=100, age_s=0.1, age_overtakes=10))
+    assert target.swap({"admission": ScriptedAdmission()}).ok
+    run(target, 400, 40.0)
+    assert codes(target) == []
+    assert 1 not in target.ledger.sequences
+
+
+def test_who_passes_it_over_after_that_is_put_out() -> None:
+    target = retracted(ConductLimits(overtakes=100, age_s=1e9))
+    assert target.swap({"admission": ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1]))}).ok
+    exits: list[tuple[str, str]] = []
+    for number in range(800):
+        target.add(spec(1000 + number, prompt_len=2, max_new=1))
+        run_step(target, now=target.ledger.now + 0.01, check=False)
+        exits += codes(target)
+    assert exits == [("admission", "starving")]
+
+
+def test_letting_in_and_out_again_without_anything_hides_no_starving() -> None:
+    """The count of those that overtake goes on: whoever is let in without a token and put out got nothing."""
+    target = scheduler(ScriptedAdmission(lambda s: Admission([r for r in s.waiting if r.id != 1])))
+    target.add(spec(1))
+
+    def in_and_out(number: int) -> None:
+        newcomer(target)(number)
+        seq = target.ledger.sequences.get(1)
+        if seq is not None:
+            seq.admissions += 1
+            target._conduct._weigh(seq, seq, Preemption(1, 1, "growth", "recompute", 0))
+
+    run(target, 300, 5.0, in_and_out)
+    assert codes(target) == [("admission", "starving")]
 
 
 def test_a_backlog_in_order_blames_nobody() -> None:

@@ -35,7 +35,14 @@ LIMITS = st.builds(
     swap_blocks=st.sampled_from((0, 3, 40)),
 )
 ANYTHING_GOES = ConductLimits(
-    stall_s=1e9, overtakes=10**9, age_s=1e9, idle_steps=10**9, idle_s=1e9, thrashes=10**9, override_share=2.0
+    stall_s=1e9,
+    asleep_s=1e9,
+    overtakes=10**9,
+    age_s=1e9,
+    idle_steps=10**9,
+    idle_s=1e9,
+    thrashes=10**9,
+    override_share=2.0,
 )
 """Random decisions are bad conduct by any measure; here each of them must be survived."""
 

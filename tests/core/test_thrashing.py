@@ -11,6 +11,7 @@ from kvyard.core.conduct import ConductLimits
 from kvyard.core.plan import Limits
 from kvyard.core.policy_set import PolicySet
 from kvyard.core.scheduler import NeverFits, Scheduler
+from kvyard.link.record import Preemption
 from kvyard.policy import Admission, AdmissionPolicy, Cause, PreemptionPolicy, RequestView, Snapshot, Victims
 from kvyard.policy.registry import load
 from kvyard.sim import disciplines
@@ -172,6 +173,38 @@ def test_who_keeps_what_it_computed_and_computes_on_gets_there() -> None:
     kept.add(spec(0, prompt_len=100, max_new=2, arrived=0.0))
     assert run(kept)
     assert blamed(kept) == []
+
+
+def alternating() -> Callable[[Snapshot, RequestView, Cause], Victims]:
+    """Always the same victim, swapped out and thrown away in turns."""
+    times: dict[int, int] = {}
+
+    def decide(s: Snapshot, who: RequestView, cause: Cause) -> Victims:
+        order = sorted(s.running, key=lambda r: r.arrival)
+        times[order[0].id] = times.get(order[0].id, 0) + 1
+        return Victims(order, how="swap" if times[order[0].id] % 2 else "recompute")
+
+    return decide
+
+
+def test_what_is_kept_and_then_thrown_away_pays_nothing() -> None:
+    preemption = ScriptedPreemption(alternating(), lookahead=240)
+    scheduler = crowd(preemption=preemption, outputs=240, blocks=16, max_model_len=256, swap_blocks=1000)
+    run(scheduler, most=1000)
+    assert blamed(scheduler) == [("preemption", "thrashing")]
+
+
+def test_giving_way_before_it_had_anything_costs_nothing_and_pays_nothing() -> None:
+    """Let in without tokens and put out in the same step, it lost nothing; the count of its losses stands."""
+    scheduler = crowd(outputs=20)
+    run_step(scheduler)
+    watch = scheduler._conduct
+    seq, by = scheduler.ledger.sequences[1], scheduler.ledger.sequences[9]
+    for times in range(1, ConductLimits().thrashes):
+        watch._weigh(seq, by, Preemption(1, 9, "growth", "recompute", 8))
+        for how in ("recompute", "swap", "recompute"):
+            watch._weigh(seq, by, Preemption(1, 9, "growth", how, 0))
+        assert watch._losses[1][2:] == (times, 0, 3 * times)
 
 
 def test_a_successor_starts_with_a_clean_slate() -> None:

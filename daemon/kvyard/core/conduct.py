@@ -1,8 +1,8 @@
 """Watches over many steps what no single decision shows: standing still, starving, thrashing, too many overrides.
 
-Blame must be right. A step without rows is nobody's fault while a wake-up is declared; a long wait is nobody's
-fault while nobody overtakes; who gives way to those that came before it thrashes nobody, however full the pool is;
-and what the core overrides for its own reasons counts for nobody. Nor does what an earlier policy did.
+Blame must be right. A step without rows is nobody's fault for as long as a wake-up may be declared; a long wait is
+nobody's fault while nobody overtakes; who gives way to those that came before it thrashes nobody, however full the
+pool is; and what the core overrides for its own reasons counts for nobody. Nor does what an earlier policy did.
 """
 
 from __future__ import annotations
@@ -17,10 +17,12 @@ from kvyard.core.step import StepState
 from kvyard.link.record import Preemption
 from kvyard.policy.base import KINDS, Kind
 
-Losses = tuple[int, int, int, int]
-"""Of a sequence that was preempted: its tokens and how many of them were kept then, the preemptions in a row that
-speak against a policy, and how many of those the admission policy brought about."""
+Losses = tuple[int, int, int, int, int]
+"""Of a sequence that was preempted: its tokens then and the most of them that were kept since a preemption last paid,
+the preemptions in a row that speak against a policy, how many of those the admission policy brought about, and the
+preemptions that cost nothing."""
 
+NOTHING: Losses = (0, 0, 0, 0, 0)
 PAYS = 4
 """A preemption pays when the tokens won before it, so many times over, are as many as are lost."""
 LOOK_EVERY = 64
@@ -35,6 +37,8 @@ class ConductLimits:
     """Something waits, nothing runs, no wake-up is declared; and for `stall_steps` steps."""
     stall_steps: int = 20
     """A busy machine may let a second pass between two steps, and that is not the policy's fault."""
+    asleep_s: float = 120.0
+    """Something waits and nothing runs, whatever wake-up is declared: twice the longest window of a discipline."""
     overtakes: int = 1000
     """Others, no more urgent by their number, admitted while the oldest waiting sequence is passed over."""
     age_s: float = 300.0
@@ -62,12 +66,19 @@ class Conduct:
         self._step = step
         self._still_since: float | None = None
         self._still_steps = 0
+        self._asleep_since: float | None = None
+        """Since when something waits and nothing runs, wake-ups declared or not."""
+        self._asleep_steps = 0
         self._asked = 0
         """Calls of the admission policy before this step."""
         self._passed_over: SequenceState | None = None
         self._stint = 0
+        """How often it had been let in then and got something."""
         self._overtaken = 0
-        """Admissions of others that were no more urgent, since then: a client's own low priority starves nobody."""
+        """Admissions since then of others that lined up later and are no more urgent.
+
+        A client's own low priority starves nobody, nor does who puts a victim behind those that already wait.
+        """
         self._passed_since = 0.0
         self._admission_calls_before = 0
         self._idle: tuple[int, float] | None = None
@@ -83,7 +94,9 @@ class Conduct:
         if self._advice.policies is not self._watched:
             self._reset()
         if (passed := self._passed_over) is not None and self._step.admitted:
-            self._overtaken += sum(seq.priority >= passed.priority for seq in self._step.admitted)
+            self._overtaken += sum(
+                seq.priority >= passed.priority and seq.lined_up > passed.lined_up for seq in self._step.admitted
+            )
         try:
             self._look_for_stall()
             if self._step.preempted:
@@ -99,12 +112,12 @@ class Conduct:
 
     def pardon(self) -> None:
         """Nothing is expected of the policies in this step (paused)."""
-        self._still_since = None
+        self._still_since = self._asleep_since = None
 
     def _reset(self) -> None:
         """Others are in charge, who start with a clean slate."""
         self._watched = self._advice.policies
-        self._still_since = self._passed_over = self._idle = None
+        self._still_since = self._asleep_since = self._passed_over = self._idle = None
         self._losses = {}
         guard = self._advice.guard
         self._windows = {kind: (guard.calls[kind], guard.blamed[kind]) for kind in KINDS}
@@ -113,9 +126,18 @@ class Conduct:
 
     def _look_for_stall(self) -> None:
         step, ledger = self._step, self._ledger
-        waits_on_purpose = step.wake > ledger.step
-        if step.placed or ledger.running or not len(ledger.queue) or waits_on_purpose:
+        if step.placed or ledger.running or not len(ledger.queue):
+            self._still_since = self._asleep_since = None
+            return
+        if self._asleep_since is None:
+            self._asleep_since, self._asleep_steps = ledger.now, 0
+        self._asleep_steps += 1
+        asleep = ledger.now - self._asleep_since
+        if step.wake > ledger.step:
             self._still_since = None
+            if asleep >= self.limits.asleep_s and self._asleep_steps >= self.limits.stall_steps:
+                what = f"{len(ledger.queue)} requests wait, nothing has been scheduled for {asleep:.1f} s"
+                raise Fault("admission", "stalled", f"{what}, although wake-ups are declared")
             return
         if self._still_since is None:
             self._still_since, self._still_steps = ledger.now, 0
@@ -129,17 +151,22 @@ class Conduct:
     # ---- starving -------------------------------------------------------------------------------------------
 
     def _oldest_waiting(self) -> SequenceState | None:
-        # Sequences stand in the order of their arrival and at most `max_running` of them run. Who waits for one of
-        # its own is held back by the core.
-        ledger = self._ledger
-        return next((seq for seq in ledger.sequences.values() if seq.row == NO_ROW and not ledger.awaits(seq)), None)
+        # Sequences stand in the order of their arrival, at most `max_running` of them run, and nobody lines up before
+        # it arrives, so few are looked at. Who waits for one of its own is held back by the core.
+        ledger, oldest = self._ledger, None
+        for seq in ledger.sequences.values():
+            if oldest is not None and oldest.lined_up <= seq.number:
+                break
+            if seq.row == NO_ROW and not ledger.awaits(seq) and (oldest is None or seq.lined_up < oldest.lined_up):
+                oldest = seq
+        return oldest
 
     def _look_for_starvation(self) -> None:
         ledger, limits = self._ledger, self.limits
         oldest = self._oldest_waiting()
-        if oldest is not self._passed_over or (oldest is not None and oldest.admissions != self._stint):
-            self._passed_over = oldest
-            self._stint = 0 if oldest is None else oldest.admissions
+        stint = 0 if oldest is None else oldest.admissions - self._losses.get(oldest.id, NOTHING)[-1]
+        if oldest is not self._passed_over or stint != self._stint:
+            self._passed_over, self._stint = oldest, stint
             self._overtaken, self._passed_since = 0, ledger.now
             self._admission_calls_before = self._advice.guard.calls["admission"]
             return
@@ -183,15 +210,18 @@ class Conduct:
 
     def _weigh(self, seq: SequenceState, by: SequenceState, preemption: Preemption) -> None:
         """Whether this preemption of `seq` for `by` paid, and whether there were too many that did not."""
-        total, kept, times, admissions = self._losses.get(seq.id, (seq.prompt_len, 0, 0, 0))
+        total, kept, times, admissions, free = self._losses.get(seq.id, (seq.prompt_len, 0, 0, 0, 0))
+        if not preemption.tokens:  # it had nothing yet, so this neither cost it anything nor helped it
+            self._losses[seq.id] = (total, kept, times, admissions, free + 1)
+            return
         won, swapped = seq.total - total, preemption.how == "swap"
         lost, keeps = (0, preemption.tokens) if swapped else (preemption.tokens, 0)
         if keeps > kept or won * PAYS >= max(1, lost):
-            times = admissions = 0
+            times = admissions = kept = 0
         elif by.arrival > seq.arrival and by.priority >= seq.priority:
             times += 1
             admissions += preemption.cause == "admission" or -1 < seq.promised < seq.total
-        self._losses[seq.id] = (seq.total, keeps, times, admissions)
+        self._losses[seq.id] = (seq.total, max(kept, keeps), times, admissions, free)
         if times > self.limits.thrashes:
             text = f"sequence {seq.id} gave way to later ones {times} times and won next to nothing in between"
             raise Fault(

@@ -66,7 +66,8 @@ class Ledger:
         self.swapped = 0
         self.contents = False
         """Tokens are known, not lengths alone."""
-        self._taken_up = 0
+        self.taken_up = 0
+        """Sequences that came since the start."""
         self._chain = DigestChain(salt)
         self._views: tuple[View, ...] | None = None
 
@@ -77,8 +78,8 @@ class Ledger:
         if spec.id in self.sequences:
             raise ValueError(f"sequence {spec.id} is already there")
         self._check_fits(spec)
-        seq = SequenceState(spec, _contents(spec), self._taken_up)
-        self._taken_up += 1
+        seq = SequenceState(spec, _contents(spec), self.taken_up)
+        self.taken_up += 1
         seq.view = View(self, seq)
         self.contents = self.contents or seq.tokens is not None
         if self.index is not None:

@@ -30,6 +30,7 @@ class SequenceState:
         "host",
         "id",
         "key",
+        "lined_up",
         "max_new",
         "number",
         "preemptions",
@@ -55,6 +56,8 @@ class SequenceState:
     def __init__(self, spec: SequenceSpec, tokens: TokenArray | None, number: int = 0) -> None:
         self.number = number
         """How many the core took up before it."""
+        self.lined_up = number
+        """Its number, or, since it was put at the end of the queue, that of the last who had come by then."""
         self.id = spec.id
         self.request = spec.request
         self.arrival = spec.arrival

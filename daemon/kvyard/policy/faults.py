@@ -18,7 +18,7 @@ CODES: Mapping[str, str] = {
     "timeout": "one call took more than 50 ms of CPU time or 500 ms in all",
     "too-slow": "20 of 100 calls took more than 2 ms of CPU time",
     "overridden": "the core had to override half of its last hundred decisions",
-    "stalled": "work waits and nothing is scheduled for a second, with no wake-up declared",
+    "stalled": "work waits and nothing is scheduled for a second, or, with wake-ups declared, for two minutes",
     "starving": "a request is passed over by more than a thousand others that are no more urgent, or too long",
     "thrashing": "a request gave way to later ones 32 times in a row, each time before it won a quarter of its loss",
     "memory": "it asked for more memory than a policy may take",

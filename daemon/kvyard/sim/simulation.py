@@ -24,6 +24,7 @@ REPORT_EVERY = 256
 """Steps between two calls of `progress`."""
 UNDISTURBED = ConductLimits(
     stall_s=float("inf"),
+    asleep_s=float("inf"),
     overtakes=10**12,
     age_s=float("inf"),
     idle_s=float("inf"),
