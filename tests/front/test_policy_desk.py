@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import Any
 
 import pytest
@@ -191,3 +192,32 @@ async def test_an_engine_that_took_everything_changes_nothing(engine: Engine, lo
     desk = PolicyDesk("vllm", Quarantine(None), log, engine)
     desk.engine_ready(info(policies=dict.fromkeys(KINDS, "vllm")))
     assert not log.last(10)
+
+
+async def refused_swap(versions: dict[str, str], engine: Engine) -> OperationError:
+    quarantine = Quarantine(None, clock=lambda: 1000.0)
+    quarantine.add("admission/mine", "raised", "ValueError: no", "1.0")
+    engine.refusal = Reply(1, error="admission/mine is in quarantine; release it", code="refused")
+    desk = PolicyDesk("kvyard", quarantine, EventLog(), engine, installed=lambda label: versions.get(label, ""))
+    with pytest.raises(OperationError) as refusal:
+        await desk.swap("admission", "mine", {}, WHO)
+    return refusal.value
+
+
+async def test_a_swap_that_the_quarantine_refuses_says_until_when_and_both_ways_out(engine: Engine) -> None:
+    error = await refused_swap({"admission/mine": "1.0"}, engine)
+    end = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1060.0))
+    assert error.message == f"admission/mine is in quarantine until {end} (raised: ValueError: no)"
+    assert "install a corrected version" in error.hint and "kvyard policy release admission/mine" in error.hint
+
+
+async def test_what_is_not_installed_is_not_called_in_quarantine(engine: Engine) -> None:
+    error = await refused_swap({}, engine)
+    assert (error.code, error.message) == ("unknown", "admission/mine is not installed")
+    assert error.hint.startswith("version 1.0 of it is in quarantine until ")
+
+
+async def test_a_swaps_event_names_the_version(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("kvyard", Quarantine(None), log, engine, installed={"admission/mine": "2.1"}.__getitem__)
+    await desk.swap("admission", "mine", {}, WHO)
+    assert log.last(1)[0].data["message"] == "admission mine 2.1 is in charge"

@@ -7,6 +7,7 @@ change at a time. What is in charge outlives the engine: a new one is started wi
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -120,19 +121,44 @@ class PolicyDesk:
         async with self._one_change():
             if f"{kind}/{name}" not in self.blocked_names():
                 await vet(kind, name)
-            result = self._result(
-                await self.ask(
-                    "swap",
-                    {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()},
-                )
-            )
+            asked = {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()}
+            try:
+                result = self._result(await self.ask("swap", asked))
+            except OperationError as error:
+                raise self._held_back(error) from None
             if kind == "discipline":
                 self.in_charge = InCharge(name, {}, result.generation, _by_kind(params))
             else:
                 self.in_charge.policies[kind] = (name, dict(params))
                 self.in_charge.generation = result.generation
-        self._log.add("swap", f"{kind} {name} is in charge", who=str(who), generation=result.generation)
+        version = await asyncio.to_thread(self._installed, f"{kind}/{name}")
+        self._log.add(
+            "swap",
+            f"{kind} {f'{name} {version}'.strip()} is in charge",
+            who=str(who),
+            generation=result.generation,
+            version=version,
+        )
         return result
+
+    def _held_back(self, error: OperationError) -> OperationError:
+        """A refusal for the quarantine with its end and the other way out; the engine knows the names alone."""
+        entry = next(
+            (e for e in self.quarantine.active() if error.message.startswith(f"{e.policy} is in quarantine")), None
+        )
+        if entry is None:
+            return error
+        held = f"version {entry.version} of it" if entry.version else "it"
+        until = "" if entry.until is None else time.strftime(" until %Y-%m-%d %H:%M:%S", time.localtime(entry.until))
+        release = f"`kvyard policy release {entry.policy}` lets it be loaded again"
+        if not self._installed(entry.policy):
+            hint = f"{held} is in quarantine{until}; look at `kvyard policy list` for what keeps it from being found"
+            return OperationError("unknown", f"{entry.policy} is not installed", hint)
+        return OperationError(
+            error.code,
+            f"{entry.policy} is in quarantine{until} ({entry.code}: {entry.message})",
+            f"install a corrected version, which is free at once, or {release}",
+        )
 
     async def set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
         """Change live parameters of a policy in charge."""
