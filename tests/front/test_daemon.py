@@ -1,10 +1,18 @@
-"""What the daemon says of a reload: what is in force, and what waits for a restart."""
+"""What the daemon says of a reload (in force, after a restart), and the way back from a drain."""
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
-from kvyard.front.daemon import reload_words, rows_in_force
+from kvyard.front.daemon import Daemon, Served, reload_words, rows_in_force
+from kvyard.front.keys import KeyRing
+from kvyard.front.operations import Who
+from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.settings import Difference, Settings
+
+WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 
 
 @pytest.mark.parametrize(
@@ -44,3 +52,41 @@ def test_the_running_daemons_settings_are_those_in_force(start: int, wanted: int
     later = {name for name, row in rows.items() if "after_restart" in row}
     assert later == {"block_size", *(["max_running"] if wanted > places else [])}
     assert set(rows) == set(Settings.model_fields)
+
+
+@pytest.fixture
+async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """One without an engine whose every control call succeeds."""
+
+    async def answer(self: PolicyDesk, method: str, params: object) -> dict[str, Any]:
+        return {}
+
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(PolicyDesk, "ask", answer)
+    return Daemon(Settings(), Served("m", "m.gguf", "llama"), "http://x", KeyRing(None))
+
+
+async def test_a_drain_that_does_not_stop_is_ended_by_resume(daemon: Daemon) -> None:
+    answer = await daemon.drain(False, WHO)
+    assert answer["hint"] == "`kvyard resume` takes requests again"
+    assert daemon.serving.draining
+    await daemon.resume(WHO)
+    assert not daemon.serving.draining
+    assert [event.data["message"] for event in daemon.log.last(2)] == [
+        "requests are taken again",
+        "scheduling goes on",
+    ]
+
+
+async def test_a_drain_that_stops_is_not(daemon: Daemon) -> None:
+    assert "hint" not in await daemon.drain(True, WHO)
+    assert "hint" not in await daemon.drain(False, WHO), "it still stops"
+    await daemon.resume(WHO)
+    assert daemon.serving.draining
+
+
+async def test_a_forced_stop_is_no_drain(daemon: Daemon) -> None:
+    daemon.forced()
+    await daemon.drained(1.0)
+    assert [event.data["message"] for event in daemon.log.last(9)][-1] != "drained"
+    assert any("stopped at once: 0 sequences" in event.data["message"] for event in daemon.log.last(9))

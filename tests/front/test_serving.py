@@ -220,6 +220,12 @@ def test_draining_refuses_what_comes_and_tells_when_the_last_is_done() -> None:
     with pytest.raises(Refusal) as refusal:
         yard.serving.submit(job())
     assert (refusal.value.status, refusal.value.code) == (503, "draining")
+    assert refusal.value.message == "the daemon takes no new requests for now"
+    assert yard.serving.not_ready_reason.endswith("takes nothing new until `kvyard resume`")
+    yard.serving.leaving = True
+    with pytest.raises(Refusal, match="shutting down"):
+        yard.serving.submit(job())
+    assert yard.serving.not_ready_reason.endswith("takes nothing new")
     assert not yard.serving.ready
     assert idle == []
     yard.serving.outputs(outputs({1: 1}, finished=[(1, "stop")]))

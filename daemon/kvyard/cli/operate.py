@@ -59,7 +59,7 @@ def pause(socket: SocketOption = None, json: JsonOption = False) -> None:
 
 
 def resume(socket: SocketOption = None, json: JsonOption = False) -> None:
-    """Schedule again after `pause`."""
+    """Schedule again after `pause`; take requests again after `drain --no-stop`."""
     _do("resume", {}, "scheduling again", socket, json)
 
 
@@ -69,7 +69,13 @@ def drain(
     json: JsonOption = False,
 ) -> None:
     """Refuse new requests, finish what runs, and stop the daemon."""
-    _do("drain", {"stop": stop}, "draining" + (", then it stops" if stop else ""), socket, json)
+    _do(
+        "drain",
+        {"stop": stop},
+        "draining" + (", then it stops" if stop else "; `kvyard resume` takes requests again"),
+        socket,
+        json,
+    )
 
 
 def dump(
@@ -108,4 +114,5 @@ def _say_event(event: Event, json: bool) -> None:
     if event.topic == "dropped":
         say(f"{at}  ({event.data.get('count')} events were not shown: this reader is too slow)")
     else:
-        say(f"{at}  {event.data.get('kind', ''):<8}  {clean(str(event.data.get('message', '')))}")
+        record = "; its exit record: `kvyard events --json`" if event.data.get("kind") == "ejected" else ""
+        say(f"{at}  {event.data.get('kind', ''):<8}  {clean(str(event.data.get('message', '')))}{record}")

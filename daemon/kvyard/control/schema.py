@@ -353,7 +353,9 @@ METHODS: tuple[Method, ...] = (
     Method("policy.release", "operator", {"policy": "kind/name"}, "object", "Release a policy from quarantine."),
     Method("cancel", "operator", {"request_id": "text"}, "object", "Cancel a request; its client gets an error."),
     Method("pause", "operator", {}, "object", "Stop scheduling; requests wait."),
-    Method("resume", "operator", {}, "object", "Schedule again."),
+    Method(
+        "resume", "operator", {}, "object", "Schedule again; take requests again after a drain that does not stop."
+    ),
     Method(
         "drain", "admin", {"stop": "boolean, default true"}, "object", "Finish what runs, refuse what comes, exit."
     ),

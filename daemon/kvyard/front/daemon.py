@@ -138,7 +138,7 @@ class Daemon:
 
     async def drained(self, limit_s: float) -> int:
         """Take nothing new and wait for what runs; how many sequences had to be ended at the limit."""
-        self.serving.draining = True
+        self.serving.draining = self.serving.leaving = True
         self.log.add("drain", f"draining: {len(self.serving.journal)} sequences to finish", limit_s=limit_s)
         done = asyncio.Event()
         self.serving.idle = done.set
@@ -427,7 +427,10 @@ class Daemon:
         return await self._pause("pause", True, who)
 
     async def resume(self, who: Who) -> Mapping[str, Any]:
-        """Schedule again."""
+        """Schedule again, and take requests again after a drain that does not stop."""
+        if self.serving.draining and not self.serving.leaving:
+            self.serving.draining = False
+            self.log.add("drain", "requests are taken again", who=str(who))
         return await self._pause("resume", False, who)
 
     async def _pause(self, method: str, paused: bool, who: Who) -> Mapping[str, Any]:
@@ -446,11 +449,13 @@ class Daemon:
     async def drain(self, stop: bool, who: Who) -> Mapping[str, Any]:
         """Refuse what comes and finish what runs; with `stop` exit then."""
         self.serving.draining = True
+        self.serving.leaving = self.serving.leaving or stop
         left = len(self.serving.journal)
         self.log.add("drain", f"drain asked for{' and stop' if stop else ''}", who=str(who), sequences=left)
         if stop:
             self.stop_asked()
-        return {"draining": True, "stop": stop, "sequences": left}
+        back = "" if self.serving.leaving else "`kvyard resume` takes requests again"
+        return {"draining": True, "stop": stop, "sequences": left, **({"hint": back} if back else {})}
 
     async def dump(self) -> Mapping[str, Any]:
         """The whole state as JSON values."""

@@ -107,6 +107,8 @@ class Serving:
         self.isolation = Isolation(self.journal)
         self.info: EngineInfo | None = None
         self.draining = False
+        self.leaving = False
+        """Draining ends with the daemon's end; otherwise an operator may resume."""
         self.max_waiting = max_waiting
         self.max_waiting_tokens = max_waiting_tokens
         self.paused = False
@@ -142,7 +144,8 @@ class Serving:
     def not_ready_reason(self) -> str:
         """Why not; empty when ready."""
         if self.draining:
-            return "draining: the daemon finishes what runs and takes nothing new"
+            until = "" if self.leaving else " until `kvyard resume`"
+            return f"draining: the daemon finishes what runs and takes nothing new{until}"
         if not self._engine_up:
             return "the engine restarts; requests are kept" if self.info else "the engine is starting"
         if self.paused:
@@ -159,7 +162,8 @@ class Serving:
     def check_room(self, sequences: int, ahead: int = 0) -> None:
         """Raise Refusal when that many more sequences would not be accepted behind those `ahead`."""
         if self.draining:
-            self._refuse(503, "draining", "the daemon is shutting down and takes no new requests", 5)
+            why = "is shutting down and takes no new requests" if self.leaving else "takes no new requests for now"
+            self._refuse(503, "draining", f"the daemon {why}", 5)
         if self.info is None:
             self._refuse(503, "starting", "the engine is still starting; see /ready", 2)
         else:
