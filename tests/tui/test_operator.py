@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from textual.widgets import Button, OptionList
 
@@ -58,6 +59,22 @@ async def test_the_permission_ends_by_itself() -> None:
         await allow_changes(app, pilot)
         now[0] += 901.0
         await until(pilot, lambda: not app.writable)
+
+
+async def test_the_permission_is_for_one_daemon() -> None:
+    async with watched() as (daemon, app, pilot):
+        await allow_changes(app, pilot)
+        greeted = app.yard.hello
+        assert greeted is not None and app.writable
+        app.yard.connected(greeted)
+        assert app.writable, "the same daemon, after a pause"
+        app.yard.connected(msgspec.structs.replace(greeted, pid=greeted.pid + 1))
+        assert not app.writable, "at once, before anything is drawn"
+        await until_text(app, pilot, "another daemon answers now")
+        assert "CHANGES ALLOWED" not in text(app)
+        await pilot.press("P")
+        await until_text(app, pilot, "read-only: press w")
+        assert daemon.changes() == []
 
 
 # ---- swap ------------------------------------------------------------------------------------------------------

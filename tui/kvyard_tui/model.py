@@ -92,6 +92,8 @@ class Yard:
     history: History = field(default_factory=History)
     began: float | None = None
     """When the daemon started, on the screen's clock."""
+    daemons: int = 0
+    """How often another daemon has answered than before; what was allowed for one is not for the next."""
     _greeted: bool = False
     """A connection is new: its first status tells whether it is still the same daemon."""
     preempted: dict[int, Preempted] = field(default_factory=dict)
@@ -99,6 +101,8 @@ class Yard:
 
     def connected(self, hello: Hello) -> None:
         """The daemon greeted."""
+        if self.hello is not None and hello.pid != self.hello.pid:
+            self.daemons += 1
         self.phase = "live"
         self._greeted = True
         self.problem = ""
@@ -116,6 +120,7 @@ class Yard:
         began = now - status.uptime_s
         if self._greeted and self.began is not None and abs(began - self.began) > OTHER_DAEMON:
             # Another daemon numbers its sequences anew: what was selected must not become somebody else's.
+            self.daemons += 1
             self.requests = None
             self.preempted.clear()
         self.began, self._greeted = began, False

@@ -31,8 +31,14 @@ class Operator:
 
     def __init__(self, app: TopApp, writable: bool) -> None:
         self._app = app
-        self.writable = writable
+        self._allowed_now = writable
+        self._daemon = app.yard.daemons
         self._last = app.clock()
+
+    @property
+    def writable(self) -> bool:
+        """Whether changes are allowed, of the daemon for which they were."""
+        return self._allowed_now and self._daemon == self._app.yard.daemons
 
     # ---- read-only and back ------------------------------------------------------------------------------------
 
@@ -58,14 +64,17 @@ class Operator:
             self._set(True, "Changes are allowed: x swap, m set, c cancel, P pause, D drain. w forbids them")
 
     def _set(self, writable: bool, text: str) -> None:
-        self.writable = writable
+        self._allowed_now = writable
+        self._daemon = self._app.yard.daemons
         self._last = self._app.clock()
         self._app.tell(text, "warn" if writable else "good")
         self._app.refresh_keys()
 
     def tick(self) -> None:
-        """Forget the permission after a while."""
-        if self.writable and self._app.clock() - self._last > ELEVATED_FOR:
+        """Forget the permission after a while, and with the daemon that it was for."""
+        if self._allowed_now and not self.writable:
+            self._set(False, "Read-only again: another daemon answers now")
+        elif self.writable and self._app.clock() - self._last > ELEVATED_FOR:
             self._set(False, "Read-only again: no change was made for a while")
 
     # ---- the changes -------------------------------------------------------------------------------------------
