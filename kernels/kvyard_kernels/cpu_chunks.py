@@ -19,6 +19,10 @@ LEAST_QUERIES = 32
 LEAST_PAIRS = 16_384
 """Queries, and queries times keys, of a sequence in a step from which on gathering its keys and values pays."""
 
+ROUNDED_TO = 32
+"""Queries and keys are filled up with zeros to a multiple of this: torch compiles a bfloat16 product for each shape
+that is left over at the end of its tiles and keeps it for good (measured: 0.1 MB per pair of lengths, endlessly)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -34,7 +38,8 @@ class Chunk:
     length: int
     """Its context, these queries included."""
     mask: Tensor | None
-    """Added to the scores, `[queries, length]`; None for a chunk that begins its sequence: plain causal order."""
+    """Added to the scores, `[queries, length]`, both rounded up to `ROUNDED_TO`; None for a chunk that begins its
+    sequence: plain causal order."""
 
 
 def chunks_of(starts: Tensor, lengths: Tensor, tables: Tensor, block_size: int, dtype: torch.dtype) -> list[Chunk]:
@@ -55,18 +60,31 @@ def chunks_of(starts: Tensor, lengths: Tensor, tables: Tensor, block_size: int, 
 def _mask(queries: int, length: int, dtype: torch.dtype) -> Tensor | None:
     if queries == length:
         return None
-    return torch.full((queries, length), float("-inf"), dtype=dtype).triu_(length - queries + 1)
+    shape = (_rounded(queries), _rounded(length))
+    return torch.full(shape, float("-inf"), dtype=dtype).triu_(length - queries + 1)
+
+
+def _rounded(rows: int) -> int:
+    return -(-rows // ROUNDED_TO) * ROUNDED_TO
 
 
 def chunk_attention(q: Tensor, pool: CpuPool, layer: int, chunk: Chunk, scale: float, out: Tensor) -> None:
     """Write `out[chunk.begin : chunk.end]`, `[t, heads * width]`, from float32 queries `[t, heads, width]`."""
     heads, width = q.shape[1:]
     keys, values = pool.gather(layer, chunk.blocks, chunk.length)
-    group = heads // pool.kv_heads
-    if group > 1:
-        keys, values = keys.repeat_interleave(group, 0), values.repeat_interleave(group, 0)
-    queries = q[chunk.begin : chunk.end].transpose(0, 1).to(pool.dtype)
+    group, count = heads // pool.kv_heads, chunk.end - chunk.begin
+    queries = _filled_up(q[chunk.begin : chunk.end].transpose(0, 1), 1, pool.dtype)
     made = functional.scaled_dot_product_attention(
-        queries[None], keys[None], values[None], chunk.mask, is_causal=chunk.mask is None, scale=scale
-    )
-    out[chunk.begin : chunk.end] = made[0].transpose(0, 1).reshape(-1, heads * width)
+        queries, _filled_up(keys, group, pool.dtype), _filled_up(values, group, pool.dtype), chunk.mask,
+        is_causal=chunk.mask is None, scale=scale,
+    )  # fmt: skip
+    out[chunk.begin : chunk.end] = made[0, :, :count].transpose(0, 1).reshape(-1, heads * width)
+
+
+def _filled_up(x: Tensor, group: int, dtype: torch.dtype) -> Tensor:
+    """`[heads, rows, width]` as `[1, heads * group, rounded rows, width]`: each head `group` times, then zeros."""
+    heads, rows, width = x.shape
+    made = torch.empty(heads, group, _rounded(rows), width, dtype=dtype)
+    made[:, :, :rows] = x[:, None]
+    made[:, :, rows:] = 0
+    return made.view(1, heads * group, -1, width)

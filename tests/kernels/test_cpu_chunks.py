@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import os
+from pathlib import Path
+from random import Random
 
 import pytest
 import torch
@@ -91,3 +94,24 @@ def test_any_cut_of_a_prompt_gives_the_reference(data: st.DataObject) -> None:
     cuts = sorted({0, length, *data.draw(st.lists(st.integers(1, length - 1), max_size=4))})
     for first, end in itertools.pairwise(cuts):
         assert largest_error(case, [(0, first, end)]) < 2e-5
+
+
+def test_lengths_never_met_before_take_no_more_memory() -> None:
+    """What torch compiles for a shape it keeps: products of any lengths must be of few shapes."""
+    case = make_case([700], heads=2, kv_heads=1, dtype=torch.bfloat16)
+    random = Random(1)
+
+    def attend_to(count: int) -> None:
+        for _ in range(count):
+            end = random.randint(200, 700)
+            first = random.choice([0, random.randint(0, end - 100)])
+            attend(case, [(0, first, end)])
+
+    attend_to(100)
+    before = _resident()
+    attend_to(300)
+    assert _resident() - before < 12 << 20, "bytes; one shape per length takes 30 MiB"
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
