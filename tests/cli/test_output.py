@@ -10,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.cli.main import main
+from kvyard.cli.operate import _say_event
 from kvyard.cli.outline import outline, part_lines, shown_lines
 from kvyard.cli.output import clean, count, duration, readable, size, table
 from kvyard.cli.screen import request_lines, state, status_lines
-from kvyard.control.schema import RequestPage
+from kvyard.control.schema import Event, RequestPage
 
 from tests.control.desk import rows, status
 
@@ -260,3 +261,11 @@ def test_an_engine_that_starts_has_no_age_and_no_step() -> None:
     s = status()
     s.engine.state, s.engine.uptime_s, s.engine.step, s.engine.last_step_age_s = "starting", 0.0, 0, None
     assert status_lines(s)[2] == "engine   starting  pid 4242  restarts 1"
+
+
+def test_an_ejection_points_to_its_exit_record(capsys: pytest.CaptureFixture[str]) -> None:
+    _say_event(Event("events", 0.0, {"kind": "ejected", "message": "a/b was put out", "traceback": "x"}), json=False)
+    _say_event(Event("events", 0.0, {"kind": "swap", "message": "a b is in charge"}), json=False)
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.endswith("a/b was put out; its exit record: `kvyard events --json`")
+    assert second.endswith("a b is in charge")

@@ -157,7 +157,7 @@ class PolicyDesk:
         return OperationError(
             error.code,
             f"{entry.policy} is in quarantine{until} ({entry.code}: {entry.message})",
-            f"install a corrected version, which is free at once, or {release}",
+            f"install a corrected version, which is free at once, or {release}" if entry.version else release,
         )
 
     async def set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:
