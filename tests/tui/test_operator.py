@@ -99,6 +99,7 @@ async def test_dialogs_show_their_buttons_at_every_size(size: tuple[int, int]) -
             await until(pilot, lambda: len(app.screen_stack) == 2)
             await until(pilot, lambda deed=deed: any("Cancel " in one and deed in one for one in grid(app)[:-1]))  # type: ignore[misc]  # loop's value
             assert_whole(app)
+            assert size[0] < 76 or "esc leaves" in text(app), "no hint of the keys"
             await pilot.press("escape")
             await until(pilot, lambda: len(app.screen_stack) == 1)
 

@@ -42,6 +42,7 @@ class ChangeDialog(Dialog[str]):
         """List, its explanation, values, what will happen, Cancel and the deed."""
         with Vertical(id="box") as box:
             box.border_title = self.TITLE
+            box.border_subtitle = "up/down pick, enter goes on, left/right buttons, esc leaves"
             if self.FIND:
                 yield Input(id="find", placeholder=self.FIND, select_on_focus=False)
             yield OptionList(id="choices", markup=False)

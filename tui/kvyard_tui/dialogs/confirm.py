@@ -25,6 +25,7 @@ class Confirm(Dialog[bool]):
         """Texts, the word to type, Cancel and the deed."""
         with Vertical(id="box") as box:
             box.border_title = self._title
+            box.border_subtitle = "left/right choose, enter presses, esc leaves"
             for text in self._texts:
                 yield Label(text, markup=False)
             if self._word:
