@@ -129,7 +129,11 @@ def disciplines() -> str:
 
 
 def _values(params: Mapping[str, object]) -> str:
-    return f" ({', '.join(f'{name}={value}' for name, value in params.items())})" if params else ""
+    return f" ({', '.join(f'{name}={_value(value)}' for name, value in params.items())})" if params else ""
+
+
+def _value(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def parameters() -> str:
@@ -138,10 +142,12 @@ def parameters() -> str:
         if item.distribution != "kvyard" or item.kind == "discipline":
             continue
         for row in load(cast("Kind", item.kind), item.name).policy.params.describe():
-            bounds = ", ".join(map(str, row["choices"])) if row["choices"] else _range(row["ge"], row["le"])
+            boolean = isinstance(row["default"], bool)
+            choices = ["true", "false"] if boolean else row["choices"]
+            bounds = ", ".join(map(str, choices)) if choices else _range(row["ge"], row["le"])
             unit = f"{row['unit']}. " if row["unit"] else ""
             rows.append(
-                [f"{item.kind} `{item.name}`", f"`{row['name']}`", str(row["default"]), bounds, row["change"], unit + row["doc"]]
+                [f"{item.kind} `{item.name}`", f"`{row['name']}`", _value(row["default"]), bounds, row["change"], unit + row["doc"]]
             )
     return _table(["policy", "parameter", "default", "values", "change", "what it is"], rows)
 
