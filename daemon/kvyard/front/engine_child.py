@@ -35,6 +35,10 @@ def engine_environment(environ: dict[str, str]) -> dict[str, str]:
     # and a step costs 8 to 14 % less (medians of three, in turns). It needs the C library's allocator for all.
     kept.setdefault("PYTHONMALLOC", "malloc")
     kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    # oneDNN and torch's layer over it keep a compiled product (0.5 to 0.8 MB) per matrix shape and row count, 1024
+    # by default. With 128 decoding and prompts are as fast; a sweep over 44 row counts costs at most 3 % more.
+    kept.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")
+    kept.setdefault("LRU_CACHE_CAPACITY", "128")
     return kept
 
 
