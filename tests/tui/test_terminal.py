@@ -133,7 +133,7 @@ def test_it_follows_the_terminal_s_size() -> None:
     with terminal() as term, daemon(term.folder / "k.sock", "--rows", "12"):
         term.run(command(term.folder / "k.sock"))
         term.wait(lambda text: "req-0001" in text)
-        for width, height, part in ((40, 12, "% KV"), (10, 3, "too small"), (150, 40, "Events newest first")):
+        for width, height, part in ((40, 12, "% KV"), (10, 3, "too small"), (165, 40, "Events newest first")):
             term.tmux("resize-window", "-t", "t", "-x", str(width), "-y", str(height))
             term.wait(lambda text, part=part: part in text)  # type: ignore[misc]  # binds the loop's value
 

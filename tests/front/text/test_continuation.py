@@ -101,14 +101,6 @@ def test_a_stop_string_drops_the_rest_of_the_delta(support: TextSupport) -> None
     assert continuation.take().tokens == []
 
 
-def test_tokens_that_a_stop_string_cut_off_begin_at_the_end(support: TextSupport) -> None:
-    continuation = new(support, " red door")
-    for delta in one_by_one(ids(support, "a red door"), "length"):
-        continuation.accept(delta)
-    piece = continuation.take()
-    assert (piece.text, piece.offsets) == ("a", [0, 1, 1])
-
-
 def test_a_stop_string_may_be_shown(support: TextSupport) -> None:
     continuation = new(support, "Paris", include_stop=True)
     text, stopped = drive(continuation, one_by_one(ids(support, "It is Paris, yes"), "length"))

@@ -19,7 +19,7 @@ class Piece:
     text: str = ""
     tokens: list[int] = field(default_factory=list)
     offsets: list[int] = field(default_factory=list)
-    """Where each token's text starts, in characters of the continuation; its end for what a stop string cut off."""
+    """Where each token's text starts, in characters of the continuation."""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     hashes: list[int] = field(default_factory=list)
     finish: FinishReason | None = None
@@ -39,7 +39,6 @@ class Continuation:
         "_pending",
         "_scanner",
         "_stop_ids",
-        "_taken",
         "count",
         "error",
         "finish",
@@ -69,8 +68,6 @@ class Continuation:
         self._min_tokens = min_tokens
         self._pending = Piece()
         self._chars = 0
-        self._taken = 0
-        """Characters of the pieces that were taken."""
         self.count = 0
         """Tokens taken so far."""
         self.finish: FinishReason | None = None
@@ -85,7 +82,6 @@ class Continuation:
     def take(self) -> Piece:
         """What was gained since the last call."""
         piece, self._pending = self._pending, Piece()
-        self._taken += len(piece.text)
         return piece
 
     def accept(self, delta: Delta) -> bool:
@@ -137,8 +133,6 @@ class Continuation:
             return False
         if self._include_stop:
             self._pending.text += stop
-        end = self._taken + len(self._pending.text)
-        self._pending.offsets = [min(offset, end) for offset in self._pending.offsets]
         self._pending.stop_reason = stop
         self.finish = self._pending.finish = "stop"
         return True
