@@ -154,15 +154,6 @@ async def test_an_echo_has_its_own_number_of_alternatives(serve: Serve, echoed: 
         assert [len(entry) for entry in choice["prompt_logprobs"][1:]] == [max(by_id, 1)] * 2
 
 
-async def test_no_offset_is_beyond_the_text_that_a_stop_string_cut(serve: Serve) -> None:
-    async with serve("a red door opens wide") as served:
-        for stop in (" red door", "d door", "oor"):
-            choice = (await served.complete(stop=stop, logprobs=0)).json()["choices"][0]
-            offsets = choice["logprobs"]["text_offset"]
-            assert offsets == sorted(offsets)
-            assert 0 <= offsets[-1] <= len(choice["text"])
-
-
 async def test_prompt_logprobs_by_token_id(serve: Serve) -> None:
     async with serve([300], alternatives=near) as served:
         prompt = [500, 600, 700]
