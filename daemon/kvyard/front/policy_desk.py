@@ -184,39 +184,30 @@ class PolicyDesk:
 
     def ejected(self, message: Ejected) -> QuarantineEntry:
         """The engine put a policy out; the built-in of its kind is in charge."""
-        self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
         kinds = {policy.partition("/")[0] for policy in (message.policy, *message.with_it)}
         self.in_charge.put_out(kinds & set(KINDS))
         self.in_charge.generation += 1
-        entry = self.quarantine.add(message.policy, message.code, message.message, message.version)
-        self._log.add(
-            "ejected",
-            f"{message.policy} was put out ({message.code}: {message.message}); the built-in took over",
-            policy=message.policy,
-            code=message.code,
-            step=message.step,
-            traceback=message.traceback,
-            snapshot=message.snapshot,
-            dump=message.dump,
-            decisions=message.decisions,
-            until=entry.until,
-        )
-        return entry
+        seen = {"snapshot": message.snapshot, "dump": message.dump, "decisions": message.decisions}
+        return self._put_away(message, message.version, "was put out", "the built-in took over", **seen)
 
     def candidate_lost(self, message: Ejected) -> QuarantineEntry:
         """A candidate ended the engine while it was loaded: it was never in charge, and what was, stays."""
-        self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
         # What is loaded is what is installed, in whichever version it may be in charge.
-        version = self._installed(message.policy)
+        return self._put_away(message, self._installed(message.policy), "was not put in charge", "nothing changed")
+
+    def _put_away(self, message: Ejected, version: str, happened: str, then: str, **seen: object) -> QuarantineEntry:
+        """Count it, into quarantine with it, and tell."""
+        self.ejections[message.policy] = self.ejections.get(message.policy, 0) + 1
         entry = self.quarantine.add(message.policy, message.code, message.message, version)
         self._log.add(
             "ejected",
-            f"{message.policy} was not put in charge ({message.code}: {message.message}); nothing changed",
+            f"{message.policy} {happened} ({message.code}: {message.message}); {then}",
             policy=message.policy,
             code=message.code,
             step=message.step,
             traceback=message.traceback,
             until=entry.until,
+            **seen,
         )
         return entry
 
