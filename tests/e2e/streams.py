@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -99,13 +99,24 @@ def _take(result: Result, chunk: dict[str, Any]) -> None:
             result.finishes.append(choice["finish_reason"])
 
 
+async def at_once(count: int) -> None:
+    """Nobody waits for those before him."""
+
+
 async def run_all(
-    base: str, wanted: list[Wish], on_token: Callable[[Result], None] = lambda result: None
+    base: str,
+    wanted: list[Wish],
+    on_token: Callable[[Result], None] = lambda result: None,
+    sent: Callable[[int], Awaitable[None]] = at_once,
 ) -> list[Result]:
-    """All at once."""
+    """All together; `sent(count)` is awaited when so many are on their way, before the next one."""
     limits = httpx.Limits(max_connections=len(wanted) + 4)
     async with httpx.AsyncClient(base_url=base, timeout=300, limits=limits, verify=False) as client:
-        return await asyncio.gather(*(stream(client, wish, on_token) for wish in wanted))
+        tasks = []
+        for count, wish in enumerate(wanted, 1):
+            tasks.append(asyncio.create_task(stream(client, wish, on_token)))
+            await sent(count)
+        return await asyncio.gather(*tasks)
 
 
 def run_each(base: str, wanted: list[Wish]) -> list[Result]:
