@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 
 import numpy as np
 import pytest
@@ -303,17 +304,54 @@ def test_what_was_asked_of_a_dead_engine_is_answered() -> None:
     yard.serving.engine_down(death(()))
     yard.serving.control("policies", {}, replies.append)
     assert [reply.code for reply in replies] == ["engine-lost", "no-engine"]
+    assert "ask again when `kvyard status` says ready" in str(replies[0].error)
+    assert yard.serving.tables()["engine_calls"] == 0
 
 
-def test_a_candidate_that_took_the_engine_down_is_named() -> None:
+@pytest.mark.parametrize("asked", [{"kind": "admission", "name": "x"}, {"kind": "discipline", "name": "theirs"}])
+def test_a_candidate_that_took_the_engine_down_is_named(asked: dict[str, object]) -> None:
     yard = Yard()
     replies: list[Reply] = []
     for hang, code in ((None, "crashed"), ("policy admission/x could not be loaded for 7.1 s", "hung")):
-        yard.serving.control("swap", {}, replies.append)
+        yard.serving.control("swap", asked, replies.append)
         yard.serving.engine_down(death((), hang=hang, phase=EnginePhase.CANDIDATE))
         assert replies[-1].code == code
         assert str(replies[-1].error).startswith("admission/x took the engine down: ")
         yard.serving.engine_up(info())
+
+
+OTHER_CALLS: list[tuple[str, dict[str, object]]] = [
+    ("policies", {}),
+    ("builtin", {"kind": "admission"}),
+    ("set", {"kind": "admission", "params": {"x": 1}}),
+    ("pause", {}),
+    ("resume", {}),
+    ("dump", {}),
+    ("swap", {"kind": "prefill", "name": "x"}),
+    ("swap", {"kind": "admission", "name": "xx"}),
+]
+
+
+def test_only_the_call_for_the_candidate_is_told_of_it() -> None:
+    yard = Yard()
+    answers: dict[int, Reply] = {}
+    the_one: tuple[str, dict[str, object]] = ("swap", {"kind": "admission", "name": "x"})
+    asked = [*OTHER_CALLS[:4], the_one, *OTHER_CALLS[4:]]
+    for number, (method, params) in enumerate(asked):
+        yard.serving.control(method, params, partial(answers.__setitem__, number))
+    yard.serving.engine_down(death((), phase=EnginePhase.CANDIDATE))
+    codes = [answers[number].code for number in range(len(asked))]
+    assert codes == ["engine-lost"] * 4 + ["crashed"] + ["engine-lost"] * 4
+    others = [answer for number, answer in answers.items() if number != 4]
+    assert not any("admission/x" in str(answer.error) or "quarantine" in str(answer.error) for answer in others)
+
+
+def test_no_call_is_blamed_for_a_policy_in_charge() -> None:
+    yard = Yard()
+    replies: list[Reply] = []
+    yard.serving.control("swap", {"kind": "admission", "name": "x"}, replies.append)
+    yard.serving.engine_down(death((), phase=EnginePhase.POLICY))
+    assert [reply.code for reply in replies] == ["engine-lost"]
 
 
 async def test_an_operators_cancel_is_told_and_counts_as_cancelled() -> None:

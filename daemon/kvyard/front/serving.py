@@ -91,6 +91,35 @@ class _TurnedAway:
             self._count, self._told = 0, now
 
 
+class _Call(NamedTuple):
+    """What the engine was asked."""
+
+    method: str
+    params: dict[str, object]
+    done: Callable[[Reply], None]
+
+    def loads(self, policy: str) -> bool:
+        """It asked for `kind/name`, or for a discipline, of which that may be a part."""
+        wanted = self.params.get("kind")
+        return self.method == "swap" and (wanted == "discipline" or f"{wanted}/{self.params.get('name')}" == policy)
+
+
+def _lost(call: _Call, death: EngineDeath) -> Reply:
+    """What to say to a call that the engine did not live to answer."""
+    candidate = death.candidate_at_fault
+    if candidate is not None and call.loads(candidate):
+        ended = death.hang or f"the engine {death.words} while it was loaded"
+        error = f"{candidate} took the engine down: {ended}; nothing changed, it is in quarantine"
+        return Reply(0, error=error, code=death.code)
+    # The next engine is told by the front what is in charge and whether it pauses: of no call without an answer.
+    return Reply(
+        0,
+        error="the engine ended before it answered, and the next one goes on as before, without what was asked; "
+        "ask again when `kvyard status` says ready",
+        code="engine-lost",
+    )
+
+
 class Serving:
     """Implements `Service` for the APIs; told of the engine by the daemon."""
 
@@ -123,7 +152,8 @@ class Serving:
         self._engine_up = False
         self._next_id = 1
         self._next_request = 1
-        self._tickets: dict[int, Callable[[Reply], None]] = {}
+        self._calls: dict[int, _Call] = {}
+        """What the engine was asked and has not answered, by ticket."""
         self._next_ticket = 1
         self._timed: set[int] = set()
         self._watcher: Watcher | None = None
@@ -302,7 +332,7 @@ class Serving:
 
     def tables(self) -> dict[str, int]:
         """Entries of each table of unfinished sequences and calls; all 0 soon after the last one ended."""
-        return {"sequences": len(self.journal), "timed": len(self._timed), "engine_calls": len(self._tickets)}
+        return {"sequences": len(self.journal), "timed": len(self._timed), "engine_calls": len(self._calls)}
 
     # ---- the engine
 
@@ -319,16 +349,10 @@ class Serving:
             self.fail(entry, "engine_killed", f"this request ended the engine while it ran alone: it {death.words}")
         self.journal.engine_lost()
         self._observer.counts(0, len(self.journal))
-        error, code = "the engine ended before it answered; what was asked may not have happened", "engine-lost"
-        if (candidate := death.candidate_at_fault) is not None:
-            ended = death.hang or f"the engine {death.words} while it was loaded"
-            error, code = (
-                f"{candidate} took the engine down: {ended}; nothing changed, it is in quarantine",
-                death.code,
-            )
-        for done in list(self._tickets.values()):
-            done(Reply(0, error=error, code=code))
-        self._tickets.clear()
+        calls = list(self._calls.values())
+        self._calls.clear()
+        for call in calls:
+            call.done(_lost(call, death))
 
     def control(self, method: str, params: dict[str, object], done: Callable[[Reply], None]) -> None:
         """Ask the engine something; `done` is called once."""
@@ -343,18 +367,18 @@ class Serving:
             return
         ticket = self._next_ticket
         self._next_ticket += 1
-        self._tickets[ticket] = done
+        self._calls[ticket] = _Call(method, params, done)
         try:
             self._send(Control(ticket, method, params))
         except (OverflowError, ValueError, TypeError) as error:
-            del self._tickets[ticket]
+            del self._calls[ticket]
             done(Reply(0, error=f"{method}: a value cannot be passed on: {error}", code="bad-params"))
 
     def replied(self, reply: Reply) -> None:
         """The engine answered."""
-        done = self._tickets.pop(reply.ticket, None)
-        if done is not None:
-            done(reply)
+        call = self._calls.pop(reply.ticket, None)
+        if call is not None:
+            call.done(reply)
 
     def _feed(self) -> None:
         if not self._engine_up or self.isolation.holds():
