@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -13,7 +15,8 @@ from kvyard.cli.app import MODULES, build
 from kvyard.front.metrics import Metrics
 from kvyard.front.settings import Settings
 
-DOCS = Path(__file__).parents[2] / "docs"
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
 PAGES = ["cli.md", "configuration.md", "control.md", "metrics.md"]
 
 
@@ -50,6 +53,35 @@ def test_every_setting_is_documented() -> None:
 def test_every_command_is_documented() -> None:
     written = {" ".join(cell.split()[1:2]) for cell in _first_cells("cli.md")}
     assert set(MODULES) == written
+
+
+CODE_AT = {"OperationError": 0, "ControlError": 0, "RegistryError": 1}
+"""Where the code stands among the arguments of what an operator's call is refused with."""
+
+
+def _codes_in(file: Path) -> Iterator[str]:
+    """Codes that are written out in calls of CODE_AT, or as `code=` of a reply of the engine."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Name)):
+            continue
+        at = CODE_AT.get(node.func.id, len(node.args))
+        given = [*node.args[at : at + 1], *(word.value for word in node.keywords if word.arg == "code")]
+        if node.func.id in (*CODE_AT, "Reply"):
+            yield from (
+                word.value for word in given if isinstance(word, ast.Constant) and isinstance(word.value, str)
+            )
+
+
+def test_every_code_of_a_refusal_is_documented() -> None:
+    package = ROOT / "daemon" / "kvyard"
+    files = [*package.glob("front/*.py"), *package.glob("front/control/*.py")]
+    files += [package / "engine" / "control.py", package / "policy" / "registry.py"]
+    codes = {code for file in files for code in _codes_in(file)}
+    written = set(re.findall(r"`([\w-]+)`", (DOCS / "control.md").read_text(encoding="utf-8")))
+    assert {"quarantined", "engine-lost"} <= written
+    assert len(codes) > 10
+    # `generate` gives those of HTTP as well.
+    assert codes - written - {"context_length_exceeded"} == set()
 
 
 def test_every_module_registers_what_the_index_says() -> None:

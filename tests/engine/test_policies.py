@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from kvyard import __version__
-from kvyard.engine.policies import Loader, describe_builtin, describe_policy
+from kvyard.engine.policies import Loader, Quarantined, describe_builtin, describe_policy
 from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
@@ -21,10 +21,10 @@ def test_a_discipline_with_an_operators_parameters() -> None:
 
 
 def test_what_is_in_quarantine_is_refused_with_the_way_out() -> None:
-    with pytest.raises(RegistryError, match="kvyard policy release admission/vllm"):
-        Loader().candidate("admission", "vllm", {}, ["admission/vllm"])
-    with pytest.raises(RegistryError, match="in quarantine"):
-        Loader().candidate("discipline", "vllm", {}, ["admission/vllm"])
+    for kind in ("admission", "discipline"):
+        with pytest.raises(Quarantined, match="kvyard policy release admission/vllm") as refusal:
+            Loader().candidate(kind, "vllm", {}, ["admission/vllm"])
+        assert (refusal.value.code, refusal.value.policy) == ("quarantined", "admission/vllm")
 
 
 @pytest.mark.parametrize(("kind", "name"), [("discipline", "nobodys"), ("admission", "nobodys"), ("order", "vllm")])

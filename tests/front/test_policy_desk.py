@@ -197,7 +197,7 @@ async def test_an_engine_that_took_everything_changes_nothing(engine: Engine, lo
 async def refused_swap(versions: dict[str, str], engine: Engine) -> OperationError:
     quarantine = Quarantine(None, clock=lambda: 1000.0)
     quarantine.add("admission/mine", "raised", "ValueError: no", "1.0")
-    engine.refusal = Reply(1, error="admission/mine is in quarantine; release it", code="refused")
+    engine.refusal = Reply(1, {"policy": "admission/mine"}, error="it may not be loaded", code="quarantined")
     desk = PolicyDesk("kvyard", quarantine, EventLog(), engine, installed=lambda label: versions.get(label, ""))
     with pytest.raises(OperationError) as refusal:
         await desk.swap("admission", "mine", {}, WHO)
@@ -207,8 +207,33 @@ async def refused_swap(versions: dict[str, str], engine: Engine) -> OperationErr
 async def test_a_swap_that_the_quarantine_refuses_says_until_when_and_both_ways_out(engine: Engine) -> None:
     error = await refused_swap({"admission/mine": "1.0"}, engine)
     end = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(1060.0))
+    assert error.code == "quarantined"
     assert error.message == f"admission/mine is in quarantine until {end} (raised: ValueError: no)"
     assert "install a corrected version" in error.hint and "kvyard policy release admission/mine" in error.hint
+
+
+async def test_a_part_of_a_discipline_in_quarantine_is_told_by_its_own_name(desk: PolicyDesk, engine: Engine) -> None:
+    desk.quarantine.add("prefill/part", "raised", "no", "")
+    engine.refusal = Reply(1, {"policy": "prefill/part"}, error="it may not be loaded", code="quarantined")
+    with pytest.raises(OperationError, match="prefill/part is not installed") as refusal:
+        await desk.swap("discipline", "theirs", {}, WHO)
+    assert refusal.value.code == "unknown"
+
+
+async def test_other_refusals_are_told_in_the_engines_words(desk: PolicyDesk, engine: Engine) -> None:
+    desk.quarantine.add("admission/mine", "raised", "no", "")
+    words = "admission/mine is in quarantine, as its own exception says"
+    engine.refusal = Reply(1, error=words, code="raised")
+    with pytest.raises(OperationError) as refusal:
+        await desk.swap("admission", "mine", {}, WHO)
+    assert (refusal.value.code, refusal.value.message) == ("raised", words)
+
+
+async def test_what_left_the_quarantine_meanwhile_is_told_as_the_engine_did(desk: PolicyDesk, engine: Engine) -> None:
+    engine.refusal = Reply(1, {"policy": "admission/mine"}, error="it may not be loaded", code="quarantined")
+    with pytest.raises(OperationError, match="it may not be loaded") as refusal:
+        await desk.swap("admission", "mine", {}, WHO)
+    assert refusal.value.code == "quarantined"
 
 
 async def test_what_is_not_installed_is_not_called_in_quarantine(engine: Engine) -> None:

@@ -9,7 +9,7 @@ from kvyard.core.advice import Exit
 from kvyard.core.guard import Fault, NotLoaded
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SwapBusy, SwapTicket
-from kvyard.engine.policies import Loader, describe_builtin, describe_policy
+from kvyard.engine.policies import Loader, Quarantined, describe_builtin, describe_policy
 from kvyard.engine.recorder import Recorder
 from kvyard.link.messages import Control, Ejected, PolicyState, Reply
 from kvyard.policy.base import KINDS, Kind, Policy
@@ -58,6 +58,8 @@ class Controls:
             if method is None:
                 raise ControlError("unknown-method", f"the engine knows no action {message.method!r}")
             result = method(message)
+        except Quarantined as error:
+            return Reply(message.ticket, {"policy": error.policy}, error=str(error), code=error.code)
         except (ControlError, RegistryError) as error:
             return Reply(message.ticket, error=str(error), code=getattr(error, "code", "refused"))
         except ParamError as error:

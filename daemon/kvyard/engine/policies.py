@@ -24,6 +24,16 @@ Candidate = tuple[dict[Kind, Policy], dict[Kind, str], str | None]
 """Policies by kind, their names, and the discipline they are."""
 
 
+class Quarantined(RegistryError):
+    """A policy was put out and may not be loaded yet; its code is `quarantined`."""
+
+    def __init__(self, policy: str) -> None:
+        """`policy` is `kind/name`."""
+        text = f"{policy} is in quarantine; `kvyard policy release {policy}` lets it be loaded again"
+        super().__init__(text, "quarantined")
+        self.policy = policy
+
+
 def _unwatched(label: str) -> AbstractContextManager[None]:
     return nullcontext()
 
@@ -126,11 +136,9 @@ class Loader:
 
 
 def _check_free(kind: str, name: str, blocked: Collection[str]) -> None:
-    """Raises RegistryError when it is in quarantine."""
+    """Raises Quarantined."""
     if f"{kind}/{name}" in blocked:
-        raise RegistryError(
-            f"{kind}/{name} is in quarantine; `kvyard policy release {kind}/{name}` lets it be loaded again"
-        )
+        raise Quarantined(f"{kind}/{name}")
 
 
 def _part_blocked(discipline: str, blocked: Collection[str]) -> bool:

@@ -30,6 +30,15 @@ class EngineControl(Protocol):
         """Send; `done(reply)` is called once."""
 
 
+class _EngineRefused(OperationError):
+    """The engine said no."""
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(reply.code or "refused", reply.error or "")
+        self.about = reply.result
+        """What the refusal is about, by the rules of its code."""
+
+
 @dataclass(slots=True)
 class InCharge:
     """What a new engine is started with."""
@@ -112,7 +121,7 @@ class PolicyDesk:
                 "it may be in a very long step; see `kvyard status`",
             ) from None
         if reply.error is not None:
-            raise OperationError(reply.code or "refused", reply.error)
+            raise _EngineRefused(reply)
         return reply.result
 
     async def swap(self, kind: str, name: str, params: Mapping[str, Any], who: Who) -> SwapResult:
@@ -124,7 +133,7 @@ class PolicyDesk:
             asked = {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()}
             try:
                 result = self._result(await self.ask("swap", asked))
-            except OperationError as error:
+            except _EngineRefused as error:
                 raise self._held_back(error) from None
             if kind == "discipline":
                 self.in_charge = InCharge(name, {}, result.generation, _by_kind(params))
@@ -141,11 +150,10 @@ class PolicyDesk:
         )
         return result
 
-    def _held_back(self, error: OperationError) -> OperationError:
+    def _held_back(self, error: _EngineRefused) -> OperationError:
         """A refusal for the quarantine with its end and the other way out; the engine knows the names alone."""
-        entry = next(
-            (e for e in self.quarantine.active() if error.message.startswith(f"{e.policy} is in quarantine")), None
-        )
+        policy = error.about.get("policy") if error.code == "quarantined" else None
+        entry = next((e for e in self.quarantine.active() if e.policy == policy), None)
         if entry is None:
             return error
         held = f"version {entry.version} of it" if entry.version else "it"

@@ -248,7 +248,10 @@ class PolicyState(Struct, array_like=True, tag="policy-state"):
 
 
 class Reply(Struct, array_like=True, tag="reply"):
-    """Answer to a `Control`; `error` is None when it was done."""
+    """Answer to a `Control`; `error` is None when it was done.
+
+    A refusal may say in `result` what it is about: one with code `quarantined` has `policy` (`kind/name`).
+    """
 
     ticket: int
     result: dict[str, Any] = {}
