@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from kvyard import __version__
 from kvyard.control.schema import PolicyRow, QuarantineEntry
 from kvyard.front import policy_listing
+from kvyard.front.operations import OperationError
 from kvyard.front.policy_listing import describe_installed, installed_version, listing, no_such_kind
 from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.registry import Installed, Listing
+
+from tests.policy.distributions import install
 
 
 def row(rows: list[PolicyRow], kind: str, name: str) -> PolicyRow:
@@ -83,3 +88,50 @@ def test_only_the_version_in_quarantine_is_marked(version: str, away: bool) -> N
 def test_the_installed_version() -> None:
     assert installed_version("admission/vllm") == __version__
     assert installed_version("admission/nobody") == ""
+
+
+PLUGIN = """
+    import os, signal
+    from kvyard.policy import AdmissionPolicy
+
+    print("a plugin that talks")
+    os.write(1, b"{}")
+
+
+    class Mine(AdmissionPolicy):
+        '''Lets everybody in.'''
+
+        def __init__(self, **values):
+            {body}
+"""
+
+
+async def described(site: Path, monkeypatch: pytest.MonkeyPatch, body: str) -> dict[str, object]:
+    """What the scratch process says of a policy whose constructor is `body`."""
+    source = PLUGIN.replace("{body}", body)
+    install(site, "plugin", "[kvyard.admission]\nmine = plugin:Mine\n", modules={"plugin": source})
+    monkeypatch.setenv("PYTHONPATH", str(site))
+    return await describe_installed("admission", "mine")
+
+
+async def test_what_a_plugin_prints_is_no_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = await described(tmp_path, monkeypatch, "super().__init__(**values)")
+    assert (shown["distribution"], shown["doc"]) == ("plugin", "Lets everybody in.")
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "words"),
+    [
+        ("self.seen = 0", "construct", "its __init__ must call super().__init__(**values)"),
+        ("super().__init__(**values); self.api = 1", "construct", "cannot be described: TypeError"),
+        ("os._exit(3)", "crashed", "ended the process that loaded it: it exited with status 3"),
+        ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "it died of SIGSEGV"),
+    ],
+)
+async def test_a_policy_that_cannot_be_described_says_why(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, body: str, code: str, words: str
+) -> None:
+    with pytest.raises(OperationError) as refusal:
+        await described(tmp_path, monkeypatch, body)
+    assert refusal.value.code == code
+    assert words in refusal.value.message

@@ -138,6 +138,29 @@ def test_a_constructor_that_raises_is_named(site: Path) -> None:
     assert "OSError: no file" in str(error)
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        "def __init__(self, **values): self.seen = 0",
+        "def __init__(self, **values): self.params = {}",
+        "def __new__(cls, **values): return 7",
+    ],
+)
+def test_a_constructor_that_leaves_its_base_out_is_told_what_is_missing(site: Path, body: str) -> None:
+    put(site, "plugin_eight", f"{ADMISSION}\n        {body}\n", "Mine")
+    error = refusal("admission", "mine")
+    assert error.code == "construct"
+    assert "its __init__ must call super().__init__(**values)" in str(error)
+
+
+def test_parameters_that_raise_where_they_are_looked_at_are_told(site: Path) -> None:
+    body = "params = property(lambda self: 1 / 0, lambda self, value: None)"
+    put(site, "plugin_eight", f"{ADMISSION}\n        {body}\n", "Mine")
+    error = refusal("admission", "mine")
+    assert error.code == "construct"
+    assert "ZeroDivisionError" in str(error)
+
+
 def test_a_policy_of_another_kind_is_refused(site: Path) -> None:
     put(site, "plugin_nine", ADMISSION, "Mine", kind="prefill")
     assert refusal("prefill", "mine").code == "not-a-policy"

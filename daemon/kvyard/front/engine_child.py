@@ -112,16 +112,21 @@ class EngineDeath:
         """The death in words."""
         if self.hang is not None:
             return self.hang
-        if self.returncode >= 0:
-            return f"exited with status {self.returncode}"
-        name = signal.Signals(-self.returncode).name if -self.returncode in set(signal.Signals) else "a signal"
         if self.returncode == -signal.SIGKILL:
             return (
                 "was ended by the kernel for want of memory"
                 if self.oom
                 else "was killed by another process (SIGKILL)"
             )
-        return f"died of {name}"
+        return how_it_ended(self.returncode)
+
+
+def how_it_ended(returncode: int) -> str:
+    """A process's end in words, by what `Popen.returncode` says."""
+    if returncode >= 0:
+        return f"exited with status {returncode}"
+    known = -returncode in set(signal.Signals)
+    return f"died of {signal.Signals(-returncode).name if known else 'a signal'}"
 
 
 def cpu_seconds(pid: int) -> float:

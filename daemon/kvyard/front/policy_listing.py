@@ -13,6 +13,7 @@ from typing import Any
 
 from kvyard import __version__
 from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
+from kvyard.front.engine_child import how_it_ended
 from kvyard.front.operations import OperationError
 from kvyard.front.quarantine import concerns
 from kvyard.policy.base import API, BUILTIN, KINDS
@@ -113,7 +114,8 @@ async def describe_installed(kind: str, name: str, *, parts: bool = False) -> di
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
-        raise OperationError("crashed", f"{kind}/{name} ended the process that loaded it") from None
+        how = how_it_ended(process.returncode or 0)
+        raise OperationError("crashed", f"{kind}/{name} ended the process that loaded it: it {how}") from None
     if "error" in answer:
         raise OperationError(str(answer["code"]), str(answer["error"]))
     return answer

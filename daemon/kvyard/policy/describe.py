@@ -8,6 +8,7 @@ Run in a process of its own, because loading runs the plugin's code.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -57,11 +58,18 @@ def _part(kind: Kind, name: str, params: Mapping[str, Value]) -> dict[str, Any]:
 
 def main() -> None:
     """Entry of the process."""
+    # What a plugin prints while it is imported must not stand in the answer.
+    answer_to = os.dup(1)
+    os.dup2(2, 1)
     try:
-        answer = describe(*sys.argv[1:4])
+        text = json.dumps(describe(*sys.argv[1:4]))
     except (RegistryError, ParamError) as error:
-        answer = {"error": str(error), "code": getattr(error, "code", "bad-params")}
-    sys.stdout.write(json.dumps(answer))
+        text = json.dumps({"error": str(error), "code": getattr(error, "code", "bad-params")})
+    except Exception as error:  # whatever else a foreign class does where it is looked at
+        words = f"{'/'.join(sys.argv[1:3])} cannot be described: {type(error).__name__}: {error}"
+        text = json.dumps({"error": words, "code": "construct"})
+    with os.fdopen(answer_to, "w", encoding="utf-8") as answer:
+        answer.write(text)
 
 
 if __name__ == "__main__":

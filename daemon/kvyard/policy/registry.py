@@ -13,7 +13,7 @@ from typing import Any, cast
 from kvyard.policy.base import API, KINDS, AdmissionPolicy, Discipline, Kind, Policy, PreemptionPolicy, PrefillPolicy
 from kvyard.policy.discovery import GROUPS, Discovery, Offer, discover
 from kvyard.policy.generations import import_generation
-from kvyard.policy.params import ParamError, Value
+from kvyard.policy.params import ParamError, PolicyParams, Value
 from kvyard.policy.reading import read_source
 
 BASES: Mapping[Kind, type[Policy]] = {
@@ -167,11 +167,16 @@ def _imported(offer: Offer) -> object:
 
 def _constructed(offer: Offer, found: type[Policy], params: Mapping[str, Any]) -> Policy:
     try:
-        return found(**params)
+        policy = found(**params)
+        complete = isinstance(getattr(policy, "params", None), PolicyParams)
     except (ParamError, KeyboardInterrupt):
         raise
     except BaseException as error:
         raise RegistryError(f"{_title(offer)} cannot be constructed: {_words(error)}", "construct") from error
+    if not complete:
+        what = "it has no `params`; its __init__ must call super().__init__(**values), which makes them"
+        raise RegistryError(f"{_title(offer)} cannot be used: {what}", "construct")
+    return policy
 
 
 def _check_api(offer: Offer, found: object) -> None:
