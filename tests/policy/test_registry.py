@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import py_compile
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -63,6 +64,60 @@ def test_listing_survives_a_source_that_cannot_be_parsed(site: Path) -> None:
     put(site, "plugin_two", "def (:", "Mine")
     problem = "SyntaxError in plugin_two.py, line 1: invalid syntax"
     assert row(list_policies(), "admission", "mine") == ("plugin_two", "1.0", "", problem)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "problem"),
+    [
+        (ADMISSION, "Mine", ""),
+        (ADMISSION, "Yours", "there is no class 'Yours' in plugin_two.py"),
+        ("import kvyard_no_such_module", "Mine", "it imports 'kvyard_no_such_module', which is not installed"),
+        ("from kvyard_no_such.deep import Mine", "Mine", "it imports 'kvyard_no_such', which is not installed"),
+        # Nothing is said of what may still be all right.
+        ("from kvyard.policy import AdmissionPolicy as Mine", "Mine", ""),
+        ("try:\n    import kvyard_no_such_module\nexcept ImportError:\n    Mine = None", "Mine", ""),
+        ("if True:\n    class Mine: pass", "Mine", ""),
+        ("import kvyard.policy.base\nMine = kvyard.policy.base.AdmissionPolicy", "Mine", ""),
+        ("from kvyard.policy import *", "AdmissionPolicy", ""),
+        ("def __getattr__(name): return name", "Mine", ""),
+        ("globals()['Mine'] = 1", "Mine", ""),
+        ("def make():\n    global Mine\n    Mine = 1\nmake()", "Mine", ""),
+        ("import sys\nsys.path.append('elsewhere')\nimport kvyard_no_such_module as Mine", "Mine", ""),
+        ("class Outer:\n    class Mine: pass", "Outer.Mine", ""),
+        ("import plugin_two as Mine", "Mine", ""),
+    ],
+)
+def test_listing_marks_what_can_certainly_not_be_loaded(site: Path, source: str, target: str, problem: str) -> None:
+    put(site, "plugin_two", source, target)
+    assert row(list_policies(), "admission", "mine")[3] == problem
+    assert "plugin_two" not in sys.modules
+    if problem:
+        assert refusal("admission", "mine").code == "import"
+
+
+@pytest.mark.parametrize("module", ["plugin_nowhere", "plugin_package.nowhere", "plugin_package.deep.nowhere"])
+def test_listing_marks_a_module_that_is_not_there(site: Path, module: str) -> None:
+    entry_points = f"[kvyard.admission]\nmine = {module}:Mine\n"
+    install(site, "plugin", entry_points, modules={"plugin_package.__init__": "raise RuntimeError('imported')"})
+    assert row(list_policies(), "admission", "mine")[3] == f"there is no module {module!r} to import"
+
+
+def test_a_module_that_is_no_source_is_not_marked(site: Path) -> None:
+    put(site, "plugin_two", ADMISSION, "Mine")
+    (site / "plugin_two.py").rename(site / "source.txt")
+    py_compile.compile(str(site / "source.txt"), str(site / "plugin_two.pyc"), doraise=True)
+    assert row(list_policies(), "admission", "mine")[3] == ""
+    assert load("admission", "mine").distribution == "plugin_two"
+
+
+def test_a_module_that_comes_after_the_folder_was_searched_is_found(site: Path) -> None:
+    install(
+        site, "plugin", "[kvyard.admission]\nmine = plugin_late:Mine\n", modules={"plugin_late": "import plugin_x"}
+    )
+    assert row(list_policies(), "admission", "mine")[3] == "it imports 'plugin_x', which is not installed"
+    (site / "plugin_x.py").write_text("")
+    (site / "plugin_late.py").write_text("import plugin_x as Mine")
+    assert row(list_policies(), "admission", "mine")[3] == ""
 
 
 def test_listing_is_sorted_and_holds_the_built_in_ones() -> None:
