@@ -134,6 +134,12 @@ class TestPolicy:
             "in charge since step 55: admission fcfs (generation 4)" in cli("policy", "swap", "admission", "fcfs").out
         )
 
+    def test_a_swap_tells_how_long_no_step_ran(self, cli: Cli) -> None:
+        done = cli("policy", "swap", "admission", "heavy")
+        words = "in charge since step 55: admission heavy (generation 4; no step ran for 2.34 s)\na long pause\n"
+        assert done.out == words
+        assert cli("policy", "swap", "admission", "heavy", "--json").json["pause_ms"] == 2340.0
+
     def test_set_answers_with_what_it_set(self, cli: Cli) -> None:
         assert (
             cli("policy", "set", "admission", "rate=2").out

@@ -144,6 +144,8 @@ class Desk:
             return SwapResult(False, 3, {kind: "aging"}, {kind: "aging"}, 0, "it is written for API 2.0")
         if name == "explode":
             raise ZeroDivisionError("a defect of the daemon")
+        if name == "heavy":
+            return SwapResult(True, 4, {kind: name}, {kind: "aging"}, 55, "a long pause", pause_ms=2340.0)
         return SwapResult(True, 4, {kind: name}, {kind: "aging"}, 55)
 
     async def policy_set(self, kind: str, params: Mapping[str, Any], who: Who) -> SwapResult:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,8 @@ from kvyard.engine.control import Controls
 from kvyard.engine.policies import Loader
 from kvyard.engine.recorder import Recorder
 from kvyard.link.messages import Control, Reply
+
+from tests.policy.distributions import install
 
 
 @pytest.fixture
@@ -52,6 +55,28 @@ def test_other_refusals_have_codes_of_their_own(controls: Controls, params: dict
     reply = ask(controls, "swap", **params)
     assert (reply.code, reply.result) == (code, {})
     assert reply.error
+
+
+def test_a_swap_tells_how_long_no_step_ran(
+    controls: Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = """
+        import time
+        from kvyard.policy import AdmissionPolicy
+
+        time.sleep(0.06)
+
+        class Slow(AdmissionPolicy):
+            def __init__(self, **values):
+                super().__init__(**values)
+                time.sleep(0.04)
+    """
+    install(tmp_path, "slow", "[kvyard.admission]\nslow = slow_plugin:Slow\n", modules={"slow_plugin": source})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    result = ask(controls, "swap", kind="admission", name="slow").result
+    assert result["current"]["admission"] == "slow"
+    assert result["pause_ms"] >= 100
+    assert "pause_ms" not in ask(controls, "set", kind="admission", params={}).result
 
 
 def test_an_action_that_nobody_knows(controls: Controls) -> None:

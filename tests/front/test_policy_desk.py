@@ -28,6 +28,7 @@ class Engine:
         self.refusal: Reply | None = None
         self.generation = 0
         self.taken: dict[str, Any] = {}
+        self.pause_ms = 1.5
         self.slow = False
         self.asked_slowly = asyncio.Event()
 
@@ -45,7 +46,7 @@ class Engine:
         if params.get("kind") in current:
             current[str(params["kind"])] = str(params.get("name", "a"))
         answer = {"generation": self.generation, "current": current, "previous": {}, "step": 9}
-        return Reply(1, {**answer, "params": self.taken})
+        return Reply(1, {**answer, "params": self.taken, "pause_ms": self.pause_ms})
 
 
 @pytest.fixture
@@ -64,6 +65,18 @@ async def test_a_swap_is_in_charge_for_the_next_engine_too(desk: PolicyDesk, eng
     assert desk.in_charge.policies == {"admission": ("mine", {"x": 1})}
     await desk.swap("discipline", "vllm", {}, WHO)
     assert (desk.in_charge.discipline, desk.in_charge.policies, desk.in_charge.generation) == ("vllm", {}, 2)
+
+
+@pytest.mark.parametrize(("pause_ms", "told"), [(1.5, ""), (2345.6, "the streams stood still for 2.3 s ")])
+async def test_a_swap_tells_how_long_the_streams_stood_still(
+    engine: Engine, log: EventLog, pause_ms: float, told: str
+) -> None:
+    engine.pause_ms = pause_ms
+    desk = PolicyDesk("kvyard", Quarantine(None), log, engine)
+    result = await desk.swap("admission", "mine", {}, WHO)
+    assert result.pause_ms == pause_ms
+    assert result.message.startswith(told) and bool(result.message) is bool(told)
+    assert log.last(1)[0].data["pause_ms"] == pause_ms
 
 
 async def test_a_disciplines_own_parameters_outlive_the_engine(desk: PolicyDesk, engine: Engine) -> None:

@@ -12,7 +12,7 @@ import typer
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
 from kvyard.cli.outline import scalar, shown_lines
-from kvyard.cli.output import clean, say, say_json, table
+from kvyard.cli.output import clean, duration, say, say_json, table
 from kvyard.control.client import Client, NotRunning
 from kvyard.control.paths import client_socket
 from kvyard.control.schema import PolicyListing, PolicyRow, SwapResult
@@ -123,7 +123,10 @@ def _change(method: str, params: dict[str, Any], socket: Path | None, json: bool
         say(f"{clean(f'{kind} {name}: {values}')} since step {result.step} (generation {result.generation})")
     elif result.ok:
         names = ", ".join(f"{kind} {name}" for kind, name in result.current.items())
-        say(f"in charge since step {result.step}: {names} (generation {result.generation})")
+        pause = f"; no step ran for {duration(result.pause_ms / 1000)}" if result.pause_ms else ""
+        say(f"in charge since step {result.step}: {clean(names)} (generation {result.generation}{pause})")
+        if result.message:
+            say(clean(result.message))
     if not result.ok:
         raise CliError(result.message or "the change was refused", "what was in charge before still is")
 

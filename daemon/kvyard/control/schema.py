@@ -287,6 +287,8 @@ class SwapResult(Struct):
     message: str = ""
     params: dict[str, Any] = {}
     """Of `policy.set`: the parameters that were set, with the values in force."""
+    pause_ms: float = 0.0
+    """Of `policy.swap`: milliseconds in which no step ran, since the candidate was imported and constructed."""
 
 
 class Method(Struct, frozen=True):

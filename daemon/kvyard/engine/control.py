@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
@@ -31,7 +32,14 @@ class ControlError(Exception):
 class Controls:
     """Answers `Control` messages. A change of policies may take several boundaries; its answer waits."""
 
-    def __init__(self, scheduler: Scheduler, loader: Loader, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        loader: Loader,
+        recorder: Recorder,
+        clock_ns: Callable[[], int] = time.monotonic_ns,
+    ) -> None:
+        self._clock_ns = clock_ns
         self._scheduler = scheduler
         self._loader = loader
         self._recorder = recorder
@@ -146,13 +154,16 @@ class Controls:
         kind, name = str(message.params["kind"]), str(message.params["name"])
         params = cast("Mapping[str, Any]", message.params.get("params") or {})
         blocked = set(cast("list[str]", message.params.get("quarantined") or []))
+        began = self._clock_ns()
         try:
             changes, names, discipline = self._scheduler.guard.load(
                 lambda: self._loader.candidate(kind, name, params, blocked)
             )
         except NotLoaded as error:
             raise ControlError(error.code, f"{kind}/{name} cannot be loaded: {error}") from None
-        return self._begin(message.ticket, self._scheduler.swap(changes, names=names, discipline=discipline), {})
+        pause_ms = round((self._clock_ns() - began) / 1e6, 3)
+        ticket = self._scheduler.swap(changes, names=names, discipline=discipline)
+        return self._begin(message.ticket, ticket, {"pause_ms": pause_ms})
 
     def _set(self, message: Control) -> dict[str, Any] | None:
         kind = cast(Kind, message.params["kind"])

@@ -21,6 +21,8 @@ from kvyard.link.messages import Ejected, EngineInfo, Reply
 from kvyard.policy.base import BUILTIN, KINDS
 
 CHANGE_TIMEOUT_S = 30.0
+LONG_PAUSE_MS = 200.0
+"""Time without a step that an operator is told in words: ten steps and more."""
 
 
 class EngineControl(Protocol):
@@ -147,6 +149,7 @@ class PolicyDesk:
             who=str(who),
             generation=result.generation,
             version=version,
+            pause_ms=result.pause_ms,
         )
         return result
 
@@ -259,14 +262,26 @@ class PolicyDesk:
 
     @staticmethod
     def _result(answer: Mapping[str, Any]) -> SwapResult:
+        pause_ms = float(answer.get("pause_ms", 0.0))
         return SwapResult(
             ok=True,
             generation=int(answer["generation"]),
             current=dict(answer["current"]),
             previous=dict(answer["previous"]),
             step=int(answer["step"]),
-            message=str(answer.get("message", "")),
+            message=_long_pause(pause_ms),
+            pause_ms=pause_ms,
         )
+
+
+def _long_pause(pause_ms: float) -> str:
+    """What to say of a load that stopped the streams for long; empty when it did not."""
+    if pause_ms < LONG_PAUSE_MS:
+        return ""
+    return (
+        f"the streams stood still for {pause_ms / 1000:.1f} s while it was imported and constructed; "
+        "docs/plugins.md says how a plugin avoids that"
+    )
 
 
 def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
