@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from kvyard.cli.app import build
+from kvyard.cli.commands import usage_word
 from kvyard.cli.errors import STATUSES
 from kvyard.control.schema import METHODS
 from kvyard.front.events import KINDS
@@ -85,17 +86,12 @@ def commands() -> str:
     for name, command in root.commands.items():  # type: ignore[attr-defined]
         for path, leaf in _leaves(name, command):
             flags = [max(p.opts, key=len) for p in leaf.params if p.param_type_name == "option" and p.name != "help"]
-            words = [_word(p) for p in leaf.params if p.param_type_name == "argument"]
+            words = [usage_word(p) for p in leaf.params if p.param_type_name == "argument"]
             if path == "serve":
                 flags = ["--config", "a flag per setting (configuration.md)"]
             doc = (leaf.help or "").strip().partition("\n\n")[0]
             rows.append([f"`kvyard {' '.join([path, *words])}`", doc, ", ".join(f"`{f}`" if f[0] == "-" else f for f in flags)])
     return _table(["command", "what it does", "flags"], rows)
-
-
-def _word(argument: Any) -> str:
-    word = argument.metavar or argument.name.upper()
-    return word if argument.required or word.startswith("[") else f"[{word}]"
 
 
 def _leaves(name: str, command: object) -> list[tuple[str, object]]:

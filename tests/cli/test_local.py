@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -180,11 +181,17 @@ class TestServe:
         done = lonely("serve", KVYARD_PORT="x")
         assert done.status == 6 and "environment KVYARD_PORT" in done.err
 
-    def test_help_has_a_flag_for_every_setting(self, lonely: Cli) -> None:
-        out = lonely("serve", "--help", COLUMNS="400").out
+    @pytest.mark.parametrize("columns", ["80", "400"])
+    def test_help_has_a_flag_for_every_setting(self, lonely: Cli, columns: str) -> None:
+        out = lonely("serve", "--help", COLUMNS=columns).out
+        assert max(map(len, out.splitlines())) <= 100
+        # A text goes on in the next line, also behind the hyphen of a long word.
+        joined = re.sub(r"\s+", "", out)
         for name, info in Settings.model_fields.items():
             assert f"--{name.replace('_', '-')}" in out
-            assert info.description is not None and info.description.split(":")[0].split(";")[0] in out
+            assert info.description is not None and re.sub(r"\s+", "", info.description) in joined
+        assert "[default: smollm2-135m]" in " ".join(out.split())
+        assert len(out.splitlines()) < 4 * len(Settings.model_fields), "its texts have most of the width"
 
     def test_a_model_that_is_not_there(self, lonely: Cli, tmp_path: Path) -> None:
         done = lonely("serve", "--model", str(tmp_path / "none"), "--port", "0")

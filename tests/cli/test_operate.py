@@ -300,6 +300,28 @@ def test_wrong_command_lines(cli: Cli, words: tuple[str, ...], hint: str) -> Non
     assert hint in done.err + done.out
 
 
+@pytest.mark.parametrize(
+    ("words", "usage"),
+    [
+        ("policy swap", "KIND NAME [NAME=VALUE]..."),
+        ("policy show", "[POLICY]"),
+        ("generate", "PROMPT"),
+        ("explain", "REQUEST_ID"),
+        ("sim replay", "FILE"),
+        ("serve", ""),
+    ],
+)
+def test_a_usage_line_is_written_as_in_the_docs(cli: Cli, words: str, usage: str) -> None:
+    first = cli(*words.split(), "--help").out.splitlines()[0]
+    assert first == f"Usage: kvyard {words} [OPTIONS] {usage}".rstrip()
+
+
+def test_help_tells_a_commands_whole_first_paragraph(cli: Cli) -> None:
+    said = " ".join(cli("--help").out.split())
+    assert "Serve a model in the foreground until Ctrl-C or SIGTERM, which let running requests finish." in said
+    assert "..." not in said.partition("Commands:")[2]
+
+
 def test_help_names_every_command(cli: Cli) -> None:
     from kvyard.cli.app import MODULES
 

@@ -192,7 +192,7 @@ def test_a_discipline_is_its_parts_and_their_parameters() -> None:
     ("words", "command", "says"),
     [
         ("status --nope --json", "kvyard status", "--nope"),
-        ("policy swap --json", "kvyard policy swap", "kind"),
+        ("policy swap --json", "kvyard policy swap", "KIND"),
         ("nope --json", "kvyard", "nope"),
         ("top --interval x --json", "kvyard top", "--interval"),
     ],

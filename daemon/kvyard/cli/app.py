@@ -9,6 +9,7 @@ import typer
 from typer._click.exceptions import ClickException
 
 from kvyard import __version__
+from kvyard.cli.commands import App
 from kvyard.cli.errors import INTERRUPTED, USAGE, CliError
 
 HELP: Final = """Serve a large language model, and operate the daemon that does.
@@ -40,7 +41,7 @@ MODULES: Final[dict[str, str]] = {
 
 def build(word: str | None = None) -> typer.Typer:
     """The application, with every command or with those of the module of `word` alone."""
-    app = typer.Typer(name="kvyard", help=HELP, no_args_is_help=True, pretty_exceptions_enable=False)
+    app = App(name="kvyard", help=HELP, pretty_exceptions_enable=False)
     app.callback()(_callback)
     modules = [MODULES[word]] if word in MODULES else list(dict.fromkeys(MODULES.values()))
     for name in modules:

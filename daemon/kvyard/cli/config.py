@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from kvyard.cli.commands import App
 from kvyard.cli.errors import NOT_CONFIGURED, USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
 from kvyard.cli.output import clean, say, say_json, table
@@ -21,7 +22,7 @@ ConfigOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Settings: shown with their origin, checked.")
+    group = App(help="Settings: shown with their origin, checked.")
     for command in (show, check):
         group.command()(command)
     app.add_typer(group, name="config")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from kvyard.cli.commands import App
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption
 from kvyard.cli.output import say, say_json, table
@@ -18,7 +19,7 @@ FileArgument = Annotated[Path, typer.Argument(help="A file of keys, as the setti
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="API keys: made, listed.")
+    group = App(help="API keys: made, listed.")
     group.command()(new)
     group.command("list")(list_)
     app.add_typer(group, name="key")

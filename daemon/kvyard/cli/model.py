@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from kvyard.cli.commands import App
 from kvyard.cli.errors import NOT_INSTALLED, CliError
 from kvyard.cli.options import JsonOption
 from kvyard.cli.output import clean, count, say, say_json, size, table
@@ -21,7 +22,7 @@ DirOption = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Models: listed, pulled, inspected.")
+    group = App(help="Models: listed, pulled, inspected.")
     group.command("list")(list_models)
     for command in (pull, inspect):
         group.command()(command)

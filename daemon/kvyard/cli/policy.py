@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import msgspec
 import typer
 
+from kvyard.cli.commands import App
 from kvyard.cli.errors import USAGE, CliError
 from kvyard.cli.options import JsonOption, SocketOption
 from kvyard.cli.outline import scalar, shown_lines
@@ -29,7 +30,7 @@ ParamsArgument = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Scheduling policies: installed, in charge, swapped.")
+    group = App(help="Scheduling policies: installed, in charge, swapped.")
     group.command("list")(list_policies)
     for command in (show, swap, release):
         group.command()(command)

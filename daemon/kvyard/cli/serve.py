@@ -53,7 +53,7 @@ def _with_flags(run: Callable[[Path | None, dict[str, Any]], None]) -> Callable[
 
     config = Annotated[
         Path | None,
-        typer.Option("--config", help="Configuration file instead of the default ones.", show_default=False),
+        typer.Option("--config", help="Configuration file instead of the default ones.", metavar="PATH"),
     ]
     annotations = {"config": config, **{name: _option(name, info) for name, info in Settings.model_fields.items()}}
     keyword = inspect.Parameter.KEYWORD_ONLY
@@ -79,7 +79,7 @@ def _default(info: FieldInfo) -> str:
     value = info.get_default()
     if info.default_factory is not None or value is None:
         return "auto"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return str(value).lower() if isinstance(value, bool) else str(value) or "empty"
 
 
 def _metavar(info: FieldInfo) -> str:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from kvyard.cli.commands import App
 from kvyard.cli.errors import FAILED, USAGE, CliError
 from kvyard.cli.options import JsonOption
 from kvyard.cli.output import clean, duration, say, say_json, table
@@ -82,7 +83,7 @@ RequestsOption = Annotated[bool, typer.Option("--requests", help="Also a line fo
 
 def register(app: typer.Typer) -> None:
     """Add the group."""
-    group = typer.Typer(no_args_is_help=True, help="Disciplines in virtual time: run, compared, replayed.")
+    group = App(help="Disciplines in virtual time: run, compared, replayed.")
     group.command(epilog=READ)(run)
     group.command(epilog=READ)(compare)
     for command in (replay, machines):
