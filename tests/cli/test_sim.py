@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import sys
 from pathlib import Path
 
 import pytest
+from kvyard.cli import sim
+from kvyard.cli.sim import Bar
 from kvyard.sim.arrivals import COLUMNS, FIELDS
 
 from tests.cli.conftest import Cli
@@ -93,6 +97,36 @@ class TestRun:
     def test_prefixes_are_shared_where_they_are_known(self, lonely: Cli) -> None:
         found = lonely("sim", "run", str(MOONCAKE), "--until", "10", "--json").json
         assert found["totals"]["cached_tokens"] > 0
+
+    @pytest.mark.parametrize("command", ["run", "replay"])
+    def test_a_second_discipline_is_not_taken_silently(self, lonely: Cli, command: str) -> None:
+        done = lonely("sim", command, str(AZURE), "-d", "vllm", "-d", "static")
+        assert (done.status, done.out) == (2, "")
+        assert "one discipline at a time" in done.err and "kvyard sim compare FILE -d vllm -d static" in done.err
+
+
+class Terminal(io.StringIO):
+    """Remembers what it is sent."""
+
+    def isatty(self) -> bool:
+        return True
+
+    def shown(self) -> str:
+        """What its line holds."""
+        return self.getvalue().rpartition("\r\x1b[K")[2]
+
+
+def test_progress_leaves_the_terminals_line_empty(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr(sim, "TELL_EVERY", (0.0, 0.0))
+    with pytest.raises(RuntimeError), Bar("") as bar:
+        bar.of("vllm")(5, 9, 3.0)
+        assert terminal.shown() == "vllm: 5 of 9, 3 s of virtual time"
+        bar.of("static")(8, 9, 4.0)
+        assert terminal.shown() == "static: 8 of 9, 4 s of virtual time"
+        raise RuntimeError
+    assert terminal.shown() == ""
 
 
 class TestCompare:

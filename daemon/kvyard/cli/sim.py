@@ -31,12 +31,14 @@ ArrivalsArgument = Annotated[
     Path, typer.Argument(help="Arrivals: CSV, or Mooncake's JSON lines (.jsonl).", metavar="FILE")
 ]
 DisciplineOption = Annotated[
-    str,
+    list[str],
     typer.Option(
         "--discipline",
         "-d",
-        help="Discipline, with changes as NAME,kind.param=value or NAME,kind=POLICY; `kvyard serve` takes kvyard.",
+        help="Discipline, with changes as NAME,kind.param=value or NAME,kind=POLICY; vllm if none is named "
+        "(`kvyard serve` takes kvyard).",
         metavar="NAME",
+        show_default=False,
     ),
 ]
 DisciplinesOption = Annotated[
@@ -48,7 +50,7 @@ UntilOption = Annotated[
     float | None, typer.Option("--until", help="Take so many seconds of the trace.", show_default=False)
 ]
 ReplayedOption = Annotated[
-    str | None,
+    list[str] | None,
     typer.Option(
         "--discipline",
         "-d",
@@ -94,7 +96,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     arrivals: ArrivalsArgument,
-    discipline: DisciplineOption = "vllm",
+    disciplines: DisciplineOption = ["vllm"],  # noqa: B006 - read by the library, never changed
     machine: MachineOption = DEFAULT_MACHINE,
     until: UntilOption = None,
     rate: RateOption = 1.0,
@@ -111,10 +113,11 @@ def run(
     from kvyard.sim import figures
     from kvyard.sim.compare import simulate
 
-    with told_errors():
+    discipline = _single(disciplines)
+    with told_errors(), Bar(discipline) as bar:
         load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
         limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
-        result = simulate(discipline, load, chosen, limits, Bar(discipline), _conduct(conduct))
+        result = simulate(discipline, load, chosen, limits, bar, _conduct(conduct))
     totals = figures.totals(result, chosen.objective, limits.blocks)
     single = figures.requests(result)
     head = {"discipline": discipline, "machine": chosen.name, "arrivals": str(arrivals), "rate": rate}
@@ -151,7 +154,8 @@ def compare(
         load, chosen = _load(arrivals, until, rate, max_tokens), _machine(machine)
         limits = _limits(chosen, load, blocks, max_running, step_tokens, swap_blocks)
         names = discipline or disciplines.names()
-        results = list(sides.compare(names, load, chosen, limits, Bar, _conduct(conduct)))
+        with Bar("") as bar:
+            results = list(sides.compare(names, load, chosen, limits, bar.of, _conduct(conduct)))
     if json:
         say_json({"machine": chosen.name, "rate": rate, "requests": len(load), "disciplines": dict(results)})
         return
@@ -164,20 +168,20 @@ def compare(
 
 def replay(
     trace: Annotated[Path, typer.Argument(help="A decision trace.", metavar="FILE")],
-    discipline: ReplayedOption = None,
+    replayed: ReplayedOption = None,
     json: JsonOption = False,
 ) -> None:
     """Replay a decision trace, and say in how many steps the discipline decides alike; 1 where one differs."""
     from kvyard.sim import disciplines
     from kvyard.sim import replay as replaying
 
+    named = _single(replayed) if replayed else None
     with told_errors():
         read = replaying.read_trace(trace)
-        discipline = discipline or replaying.discipline_of(read)
+        discipline = named or replaying.discipline_of(read)
         name, changes, parts = disciplines.parse(discipline)
-        bar = Bar(discipline)
-        result = replaying.replay(read, name, changes, lambda done, total: bar(done, total, float(done)), parts)
-        bar.clear()
+        with Bar(discipline) as bar:
+            result = replaying.replay(read, name, changes, lambda done, total: bar(done, total, float(done)), parts)
     first = result.first_difference
     if json:
         say_json({"steps": result.steps, "equal": result.equal, "first_difference": first})
@@ -250,6 +254,17 @@ class Bar:
         self._every = TELL_EVERY[0] if self._terminal else TELL_EVERY[1]
         self._told = time.monotonic()
 
+    def of(self, name: str) -> Bar:
+        """The same line from now on tells of `name`."""
+        self._name = clean(name)
+        return self
+
+    def __enter__(self) -> Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.clear()
+
     def __call__(self, done: int, total: int, seconds: float) -> None:
         """So many of all are done, at so many seconds of virtual time."""
         now = time.monotonic()
@@ -295,6 +310,15 @@ def told_errors() -> Iterator[None]:
 
 
 _LISTED = "`kvyard policy list` shows what is installed"
+
+
+def _single(named: list[str]) -> str:
+    """The only one that was named."""
+    if len(named) > 1:
+        both = " ".join(f"-d {clean(name, 40)}" for name in named)
+        hint = f"`kvyard sim compare FILE {both}` shows several side by side"
+        raise CliError(f"one discipline at a time, not {len(named)}", hint, USAGE, "bad-params")
+    return named[0]
 
 
 def _load(path: Path, until: float | None, rate: float, max_tokens: int | None) -> list[Arrival]:
