@@ -80,7 +80,13 @@ class AgingPreemption(PreemptionPolicy):
     class Params(PolicyParams):
         """Aging; the same value as the admission policy's keeps one order for both."""
 
-        aging: float = live(AGING, ge=0, le=1000, unit="priority levels per second")
+        aging: float = live(
+            AGING,
+            ge=0,
+            le=1000,
+            unit="priority levels per second",
+            doc="As the admission policy's `aging`: with the same value both go by one order.",
+        )
 
     params: Params
 
