@@ -11,6 +11,7 @@ from kvyard.engine.policies import Loader, Quarantined, describe_builtin, descri
 from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
+from structlog.testing import capture_logs
 
 
 def test_a_discipline_with_an_operators_parameters() -> None:
@@ -66,7 +67,9 @@ def test_what_is_in_quarantine_for_itself_lets_no_unknown_discipline_start() -> 
 
 def test_a_discipline_that_could_not_be_used_is_told() -> None:
     loader = Loader()
-    assert loader.at_start("vllm", {}, ["admission/vllm"]).discipline == "builtin"
+    with capture_logs() as lines:
+        assert loader.at_start("vllm", {}, ["admission/vllm"]).discipline == "builtin"
+    assert lines == [], "the front logs the note"
     (note,) = loader.notes
     assert note.startswith("the discipline vllm cannot be used: admission/vllm is in quarantine")
 

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvyard.front.daemon import Daemon, Served, reload_words, rows_in_force
+from kvyard.front.daemon import Daemon, EngineRefused, Served, reload_words, rows_in_force
 from kvyard.front.keys import KeyRing
 from kvyard.front.operations import Who
 from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.settings import Difference, Settings
+from kvyard.link.messages import Refused
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 
@@ -83,6 +84,16 @@ async def test_a_drain_that_stops_is_not(daemon: Daemon) -> None:
     assert "hint" not in await daemon.drain(False, WHO), "it still stops"
     await daemon.resume(WHO)
     assert daemon.serving.draining
+
+
+async def test_what_ends_the_daemon_at_its_start_is_said_once(daemon: Daemon) -> None:
+    refused = Refused("unknown", "no such discipline", "choose another")
+    daemon.engine_refused(refused)
+    with pytest.raises(EngineRefused, match="no such discipline"):
+        await daemon.first_ready
+    assert daemon.log.last(9) == [], "the command says it"
+    daemon.engine_refused(refused)
+    assert daemon.log.last(9)[0].data["message"] == "the engine cannot start: no such discipline"
 
 
 async def test_a_forced_stop_is_no_drain(daemon: Daemon) -> None:

@@ -129,7 +129,6 @@ class Loader:
         except (RegistryError, ParamError) as error:
             if not again and not _part_blocked(discipline, blocked):
                 raise
-            log.error("discipline.unusable", name=discipline, problem=str(error))
             self.notes.append(f"the discipline {discipline} cannot be used: {error}")
             return builtin_set()
         return builtin_set().replaced(changes, names, name)

@@ -307,9 +307,10 @@ class Daemon:
 
     def engine_refused(self, refused: Refused) -> None:
         """It cannot start as asked."""
-        self.log.add("error", f"the engine cannot start: {refused.message}", code=refused.code, hint=refused.hint)
-        if not self.first_ready.done():
+        if not self.first_ready.done():  # `serve` ends with it, and says it
             self.first_ready.set_exception(EngineRefused(refused))
+            return
+        self.log.add("error", f"the engine cannot start: {refused.message}", code=refused.code, hint=refused.hint)
 
     def _ejected(self, message: Ejected, told: Callable[[Ejected], object] | None = None) -> None:
         (told or self.desk.ejected)(message)
