@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -17,22 +18,27 @@ WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 
 
 @pytest.mark.parametrize(
-    ("live", "restart", "keys", "said"),
+    ("live", "restart", "keys", "wanted", "said"),
     [
-        ([], [], "", "in force now: nothing new"),
-        (["max_waiting"], ["block_size"], "", "in force now: max_waiting; needs a restart: block_size"),
-        ([], ["block_size"], "api keys: 1 added", "in force now: api keys: 1 added; needs a restart: block_size"),
-        (["max_running"], [], "", "max_running is 16 now (64 needs a restart)"),
+        ([], [], "", 16, "in force now: nothing new"),
+        ([], ["block_size"], "", 16, "in force now: nothing new; needs a restart: block_size"),
+        (["max_waiting"], ["block_size"], "", 16, "in force now: max_waiting; needs a restart: block_size"),
+        ([], ["block_size"], "api keys: 1 added", 16, "in force now: api keys: 1 added; needs a restart: block_size"),
+        (["max_running"], [], "", 64, "max_running is 16 now (64 needs a restart)"),
+        ([], [], "", 64, "max_running is 16 now (64 needs a restart)"),
         (
             ["max_running", "max_waiting"],
             ["block_size"],
             "",
+            64,
             "in force now: max_waiting; max_running is 16 now (64 needs a restart); needs a restart: block_size",
         ),
     ],
 )
-def test_a_reload_says_what_is_in_force(live: list[str], restart: list[str], keys: str, said: str) -> None:
-    assert reload_words(Difference(live, restart), keys, 16, 64) == said
+def test_a_reload_says_what_is_in_force(
+    live: list[str], restart: list[str], keys: str, wanted: int, said: str
+) -> None:
+    assert reload_words(Difference(live, restart), keys, 16, wanted) == said
 
 
 def test_places_that_the_engine_has_are_in_force_like_any_other_live_setting() -> None:
@@ -65,6 +71,28 @@ async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
     monkeypatch.setattr(PolicyDesk, "ask", answer)
     return Daemon(Settings(), Served("m", "m.gguf", "llama"), "http://x", KeyRing(None))
+
+
+async def reloaded(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> str:  # noqa: ANN401
+    """What a reload of the settings at the start with these changes says."""
+    monkeypatch.setattr("kvyard.front.daemon.configure", lambda level, form: None)
+    told = asyncio.Event()
+    daemon.log.written = lambda event: told.set()
+    daemon.reload(lambda: Settings(**changes))
+    await told.wait()
+    return str(daemon.log.last(1)[0].data["message"])
+
+
+async def test_what_waits_for_a_restart_is_told_until_it_does_not(
+    daemon: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pending = "needs a restart: block_size"
+    assert await reloaded(daemon, monkeypatch, block_size=32) == f"in force now: nothing new; {pending}"
+    assert await reloaded(daemon, monkeypatch, block_size=32) == f"in force now: nothing new; {pending}"
+    assert (
+        await reloaded(daemon, monkeypatch, block_size=32, max_waiting=7) == f"in force now: max_waiting; {pending}"
+    )
+    assert await reloaded(daemon, monkeypatch, max_waiting=7) == "in force now: nothing new"
 
 
 async def test_a_drain_that_does_not_stop_is_ended_by_resume(daemon: Daemon) -> None:

@@ -178,7 +178,9 @@ class Daemon:
             self.log.add("reload", f"the configuration was refused and nothing changed: {error}")
             log.error("config.refused", problems=str(error).splitlines())
             return
-        difference = compare(self.settings, new)
+        live = compare(self.settings, new).live
+        # Whatever waits for a restart is told each time, changed by this reload or by an earlier one.
+        restart = compare(self._started_with, new).restart
         self.settings = self._sources.settings = new
         self.serving.max_waiting = new.max_waiting
         self.serving.max_waiting_tokens = new.max_waiting_tokens
@@ -186,11 +188,11 @@ class Daemon:
         self._apply_places()
         self.log.add(
             "reload",
-            reload_words(difference, keys, self._places, new.max_running),
-            live=difference.live,
-            restart=difference.restart,
+            reload_words(Difference(live, restart), keys, self._places, new.max_running),
+            live=live,
+            restart=restart,
         )
-        log.info("config.reloaded", live=difference.live, needs_restart=difference.restart, api_keys=len(self.keys))
+        log.info("config.reloaded", live=live, needs_restart=restart, api_keys=len(self.keys))
 
     def _read_again(self, reread: Callable[[], Settings]) -> tuple[Settings, str]:
         new = reread()
@@ -493,8 +495,8 @@ class Daemon:
 
 
 def reload_words(difference: Difference, keys: str, places: int, wanted: int) -> str:
-    """What a reload changed; `places` of the `wanted` max_running are in force."""
-    short = places < wanted and "max_running" in difference.live
+    """What a reload changed and what waits for a restart; `places` of the `wanted` max_running are in force."""
+    short = places < wanted
     live = [*(name for name in difference.live if not short or name != "max_running"), *([keys] if keys else [])]
     parts = [f"in force now: {', '.join(live) or 'nothing new'}"] if live or not short else []
     if short:
