@@ -204,7 +204,8 @@ def test_giving_way_before_it_had_anything_costs_nothing_and_pays_nothing() -> N
         watch._weigh(seq, by, Preemption(1, 9, "growth", "recompute", 8))
         for how in ("recompute", "swap", "recompute"):
             watch._weigh(seq, by, Preemption(1, 9, "growth", how, 0))
-        assert watch._losses[1][2:] == (times, 0, 3 * times)
+        losses = watch._losses[1]
+        assert (losses.times, losses.admissions, losses.free) == (times, 0, 3 * times)
 
 
 def test_a_successor_starts_with_a_clean_slate() -> None:

@@ -17,16 +17,39 @@ from kvyard.core.step import StepState
 from kvyard.link.record import Preemption
 from kvyard.policy.base import KINDS, Kind
 
-Losses = tuple[int, int, int, int, int]
-"""Of a sequence that was preempted: its tokens then and the most of them that were kept since a preemption last paid,
-the preemptions in a row that speak against a policy, how many of those the admission policy brought about, and the
-preemptions that cost nothing."""
-
-NOTHING: Losses = (0, 0, 0, 0, 0)
 PAYS = 4
 """A preemption pays when the tokens won before it, so many times over, are as many as are lost."""
 LOOK_EVERY = 64
 """Steps between two looks for starvation and at the share of overrides."""
+
+
+@dataclass(slots=True)
+class Losses:
+    """What preemptions did to one sequence."""
+
+    total: int
+    """Its tokens when its KV was last thrown away, or when a preemption last paid."""
+    kept: int = 0
+    """Tokens whose KV the last preemption left it."""
+    thrown: int = 0
+    """The most KV thrown away at once since a preemption last paid. Progress is what goes beyond it."""
+    times: int = 0
+    """Preemptions in a row that speak against a policy."""
+    admissions: int = 0
+    """How many of those the admission policy brought about."""
+    free: int = 0
+    """Preemptions that cost nothing."""
+
+    def pays(self, total: int, tokens: int, swapped: bool) -> bool:
+        """Whether a preemption at so many tokens, with KV for `tokens` of them, paid for what is lost.
+
+        A swap loses nothing, so any progress pays, unless KV was thrown away before: then it pays as that would.
+        Otherwise who swaps a victim out and throws it away in turns would be forgiven every other time.
+        """
+        won, lost = total - self.total, tokens
+        if swapped:
+            won, lost = max(won, tokens - max(self.kept, self.thrown)), self.thrown
+        return won * PAYS >= max(1, lost)
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,10 +184,14 @@ class Conduct:
                 oldest = seq
         return oldest
 
+    def _free(self, seq: SequenceState) -> int:
+        losses = self._losses.get(seq.id)
+        return 0 if losses is None else losses.free
+
     def _look_for_starvation(self) -> None:
         ledger, limits = self._ledger, self.limits
         oldest = self._oldest_waiting()
-        stint = 0 if oldest is None else oldest.admissions - self._losses.get(oldest.id, NOTHING)[-1]
+        stint = 0 if oldest is None else oldest.admissions - self._free(oldest)
         if oldest is not self._passed_over or stint != self._stint:
             self._passed_over, self._stint = oldest, stint
             self._overtaken, self._passed_since = 0, ledger.now
@@ -210,23 +237,31 @@ class Conduct:
 
     def _weigh(self, seq: SequenceState, by: SequenceState, preemption: Preemption) -> None:
         """Whether this preemption of `seq` for `by` paid, and whether there were too many that did not."""
-        total, kept, times, admissions, free = self._losses.get(seq.id, (seq.prompt_len, 0, 0, 0, 0))
-        if not preemption.tokens:  # it had nothing yet, so this neither cost it anything nor helped it
-            self._losses[seq.id] = (total, kept, times, admissions, free + 1)
+        losses = self._losses.get(seq.id)
+        if losses is None:
+            losses = self._losses[seq.id] = Losses(seq.prompt_len)
+        tokens, swapped = preemption.tokens, preemption.how == "swap"
+        if not tokens:  # it had nothing yet, so this neither cost it anything nor helped it
+            losses.free += 1
             return
-        won, swapped = seq.total - total, preemption.how == "swap"
-        lost, keeps = (0, preemption.tokens) if swapped else (preemption.tokens, 0)
-        if keeps > kept or won * PAYS >= max(1, lost):
-            times = admissions = kept = 0
-        elif by.arrival > seq.arrival and by.priority >= seq.priority:
-            times += 1
-            admissions += preemption.cause == "admission" or -1 < seq.promised < seq.total
-        self._losses[seq.id] = (seq.total, max(kept, keeps), times, admissions, free)
-        if times > self.limits.thrashes:
-            text = f"sequence {seq.id} gave way to later ones {times} times and won next to nothing in between"
-            raise Fault(
-                self._thrasher(2 * admissions > times), "thrashing", f"{text}, last {won} tokens for {lost} lost"
-            )
+        won, kept = seq.total - losses.total, losses.kept
+        pays = losses.pays(seq.total, tokens, swapped)
+        losses.kept = tokens if swapped else 0
+        if pays:
+            losses.times = losses.admissions = losses.thrown = 0
+        if pays or not swapped:
+            losses.total = seq.total
+        if not swapped:
+            losses.thrown = max(losses.thrown, tokens)
+        if pays or (swapped and tokens > kept) or by.arrival <= seq.arrival or by.priority < seq.priority:
+            return  # a swap that came further but does not pay yet says nothing: the next loss is weighed against all
+        losses.times += 1
+        losses.admissions += preemption.cause == "admission" or -1 < seq.promised < seq.total
+        if losses.times > self.limits.thrashes:
+            text = f"sequence {seq.id} gave way to later ones {losses.times} times and won next to nothing in between"
+            lost = 0 if swapped else tokens
+            by_admissions = 2 * losses.admissions > losses.times
+            raise Fault(self._thrasher(by_admissions), "thrashing", f"{text}, last {won} tokens for {lost} lost")
 
     def _thrasher(self, by_admissions: bool) -> Kind:
         """Who is to blame: the admission policy where it evicted, or let sequences in without room for their tokens.
