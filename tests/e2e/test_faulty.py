@@ -5,13 +5,15 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-from kvyard.control.client import ControlError
+from kvyard.control.client import Client, ControlError
 
 from tests.e2e.daemon import DaemonProcess, daemon, wait_until
 from tests.e2e.faults import FLAGS, HARD_S, WALL_S, WANTED, Fault, Yard, try_fault, yard_of
@@ -72,6 +74,7 @@ DEADLY = [
 
 CANDIDATES = [
     ("crashes-in-construction", "crashed"),
+    ("crashes-in-adoption", "crashed"),
     ("stuck-in-construction", "hung"),
 ]
 """Take the engine down before they are in charge of anything."""
@@ -248,9 +251,14 @@ def deadly_candidates(yard: Yard, faults: list[tuple[str, str]]) -> None:
 
     def refused() -> None:
         for name, code in faults:
-            with pytest.raises(ControlError, match=f"admission/faulty-{name} took the engine down") as refusal:
+            with (
+                refusals_of_others(yard) as others,
+                pytest.raises(ControlError, match=f"admission/faulty-{name} took the engine down") as refusal,
+            ):
                 yard.swap("admission", f"faulty-{name}")
             assert refusal.value.code == code
+            assert {other.code for other in others} <= {"engine-lost", "no-engine"}
+            assert not any(name in other.message for other in others), "that is the answer to the change alone"
             wait_until(lambda: yard.client.call("status")["ready"], 30, "the next engine")
 
     yard.load(refused)
@@ -260,6 +268,29 @@ def deadly_candidates(yard: Yard, faults: list[tuple[str, str]]) -> None:
     for name, _ in faults:
         with pytest.raises(ControlError, match="quarantine"):
             yard.swap("admission", f"faulty-{name}")
+
+
+@contextmanager
+def refusals_of_others(yard: Yard) -> Iterator[list[ControlError]]:
+    """Another operator looks at the policies all the while; what he is refused with."""
+    refused: list[ControlError] = []
+    over = threading.Event()
+
+    def look() -> None:
+        with Client(yard.running.socket, timeout=60) as client:
+            while not over.wait(0.02):
+                try:
+                    client.call("policy.show")
+                except ControlError as error:
+                    refused.append(error)
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    try:
+        yield refused
+    finally:
+        over.set()
+        thread.join()
 
 
 def told(yard: Yard, count: int) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,11 @@ from kvyard.front.keys import KeyRing
 from kvyard.front.operations import Who
 from kvyard.front.policy_desk import PolicyDesk
 from kvyard.front.settings import Difference, Settings
-from kvyard.link.messages import Refused
+from kvyard.link.messages import Refused, Reply
+from kvyard.link.progress import EnginePhase
+from kvyard.policy.base import BUILTIN
+
+from tests.front.yard import death, info
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 
@@ -122,6 +127,47 @@ async def test_what_ends_the_daemon_at_its_start_is_said_once(daemon: Daemon) ->
     assert daemon.log.last(9) == [], "the command says it"
     daemon.engine_refused(refused)
     assert daemon.log.last(9)[0].data["message"] == "the engine cannot start: no such discipline"
+
+
+IN_CHARGE = {"admission": "vllm", "preemption": "vllm", "prefill": "vllm"}
+
+
+def swapped(daemon: Daemon, answered: bool) -> list[Reply]:
+    """An engine that serves is asked for admission/x, and has perhaps answered; what the asker hears."""
+    daemon.engine_ready(info(policies=IN_CHARGE))
+    heard: list[Reply] = []
+    daemon.serving.control("swap", {"kind": "admission", "name": "x"}, heard.append)
+    if answered:
+        ticket = max(daemon.serving._calls)
+        result = {"generation": 1, "current": {**IN_CHARGE, "admission": "x"}, "previous": IN_CHARGE, "step": 5}
+        daemon.engine_message(Reply(ticket, result))
+    return heard
+
+
+@pytest.mark.parametrize("phase", [EnginePhase.CANDIDATE, EnginePhase.POLICY])
+async def test_who_dies_before_it_is_in_charge_changes_nothing(daemon: Daemon, phase: EnginePhase) -> None:
+    heard = swapped(daemon, answered=False)
+    daemon.engine_lost(death((), phase=phase))
+    assert [reply.code for reply in heard] == ["crashed"]
+    assert str(heard[0].error).startswith("admission/x took the engine down")
+    assert (daemon.desk.in_charge.discipline, daemon.desk.in_charge.policies) == ("kvyard", {})
+    assert daemon.desk.blocked_names() == ["admission/x"]
+    words = [event.data["message"] for event in daemon.log.last(9) if event.data["kind"] == "ejected"]
+    assert len(words) == 1 and words[0].endswith("; nothing changed")
+
+
+async def test_who_dies_right_after_it_took_charge_is_put_out(daemon: Daemon) -> None:
+    heard = swapped(daemon, answered=True)
+    assert [reply.error for reply in heard] == [None]
+    daemon.engine_lost(death((), phase=EnginePhase.POLICY))
+    assert daemon.desk.in_charge.policies == {"admission": (BUILTIN, {})}
+    words = [event.data["message"] for event in daemon.log.last(9) if event.data["kind"] == "ejected"]
+    assert len(words) == 1 and words[0].endswith("; the built-in took over")
+
+
+async def test_a_policy_that_dies_before_the_engine_serves_is_no_candidate(daemon: Daemon) -> None:
+    daemon.engine_lost(replace(death((), phase=EnginePhase.CANDIDATE), ready=False))
+    assert daemon.desk.in_charge.policies == {"admission": (BUILTIN, {})}
 
 
 async def test_a_forced_stop_is_no_drain(daemon: Daemon) -> None:

@@ -314,7 +314,7 @@ def test_a_candidate_that_took_the_engine_down_is_named(asked: dict[str, object]
     replies: list[Reply] = []
     for hang, code in ((None, "crashed"), ("policy admission/x could not be loaded for 7.1 s", "hung")):
         yard.serving.control("swap", asked, replies.append)
-        yard.serving.engine_down(death((), hang=hang, phase=EnginePhase.CANDIDATE))
+        yard.serving.engine_down(death((), hang=hang, phase=EnginePhase.CANDIDATE), "admission/x")
         assert replies[-1].code == code
         assert str(replies[-1].error).startswith("admission/x took the engine down: ")
         yard.serving.engine_up(info())
@@ -339,7 +339,7 @@ def test_only_the_call_for_the_candidate_is_told_of_it() -> None:
     asked = [*OTHER_CALLS[:4], the_one, *OTHER_CALLS[4:]]
     for number, (method, params) in enumerate(asked):
         yard.serving.control(method, params, partial(answers.__setitem__, number))
-    yard.serving.engine_down(death((), phase=EnginePhase.CANDIDATE))
+    yard.serving.engine_down(death((), phase=EnginePhase.CANDIDATE), "admission/x")
     codes = [answers[number].code for number in range(len(asked))]
     assert codes == ["engine-lost"] * 4 + ["crashed"] + ["engine-lost"] * 4
     others = [answer for number, answer in answers.items() if number != 4]

@@ -253,6 +253,7 @@ class Daemon:
                 self.decisions.step(message)
                 self.steps.publish(message)
             case Reply():
+                self._took_charge(message)
                 self.serving.replied(message)
             case Failed():
                 self.serving.failed(message)
@@ -283,8 +284,9 @@ class Daemon:
     def engine_lost(self, death: EngineDeath) -> None:
         """It is gone; a new one will be started."""
         seen = death.progress
+        candidate = self._candidate(death)
         if death.policy_at_fault is not None and seen is not None:
-            at = "was loaded" if seen.phase is EnginePhase.CANDIDATE else "ran"
+            at = "was loaded" if seen.phase is EnginePhase.CANDIDATE else "took over" if candidate else "ran"
             words = death.hang or f"the engine {death.words} while the policy {at}"
             # The engine can say no more; what it last said was in force is what it died with.
             version = next(
@@ -293,7 +295,7 @@ class Daemon:
             exit_ = Ejected(
                 death.policy_at_fault, death.code, words, seen.step, traceback=death.stack, version=version
             )
-            self._ejected(exit_, self.desk.candidate_lost if death.candidate_at_fault else self.desk.ejected)
+            self._ejected(exit_, self.desk.candidate_lost if candidate else self.desk.ejected)
         log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
         self.log.add(
             "restart",
@@ -305,7 +307,15 @@ class Daemon:
         )
         self.metrics.engine_restarted()
         self.decisions.engine_lost(time.monotonic(), seen.step if seen is not None else -1, death.words)
-        self.serving.engine_down(death)
+        self.serving.engine_down(death, candidate)
+
+    def _candidate(self, death: EngineDeath) -> str | None:
+        """The policy at fault, where it was not in charge yet: it was loaded, or it took over the live requests."""
+        label, seen = death.policy_at_fault, death.progress
+        if label is None or seen is None or not death.ready:
+            return None
+        in_charge = any(_label(row) == label for row in self._in_force)
+        return label if seen.phase is EnginePhase.CANDIDATE or not in_charge else None
 
     def engine_refused(self, refused: Refused) -> None:
         """It cannot start as asked."""
@@ -330,6 +340,16 @@ class Daemon:
         """Before a change is answered: what `status` and `policy list` say then must be what was answered."""
         with contextlib.suppress(OperationError):
             self._in_force_now(await self.desk.ask("policies", {}))
+
+    def _took_charge(self, reply: Reply) -> None:
+        """A change is done: who is in charge from now on, should the engine die before it is asked for more."""
+        if reply.error is None and "current" in reply.result:
+            names = reply.result["current"]
+            known = {(row["kind"], row["name"]): row for row in self._in_force}
+            empty: dict[str, Any] = {"params": []}
+            self._in_force = [
+                known.get((kind, name), {"kind": kind, "name": name, **empty}) for kind, name in names.items()
+            ]
 
     def _in_force_now(self, answer: Mapping[str, Any]) -> None:
         self._in_force = list(answer["policies"])

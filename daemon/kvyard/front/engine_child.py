@@ -87,13 +87,6 @@ class EngineDeath:
         return seen.policy
 
     @property
-    def candidate_at_fault(self) -> str | None:
-        """`kind/name` of a policy that ended the engine while it was loaded to be swapped in, so never in charge."""
-        seen = self.progress
-        loading = seen is not None and seen.phase is EnginePhase.CANDIDATE and self.ready
-        return self.policy_at_fault if loading else None
-
-    @property
     def code(self) -> str:
         """The code of the exit record of the policy at fault."""
         return "hung" if self.hang is not None else "memory" if self.oom else "crashed"

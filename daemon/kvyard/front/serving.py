@@ -104,11 +104,10 @@ class _Call(NamedTuple):
         return self.method == "swap" and (wanted == "discipline" or f"{wanted}/{self.params.get('name')}" == policy)
 
 
-def _lost(call: _Call, death: EngineDeath) -> Reply:
+def _lost(call: _Call, death: EngineDeath, candidate: str | None) -> Reply:
     """What to say to a call that the engine did not live to answer."""
-    candidate = death.candidate_at_fault
     if candidate is not None and call.loads(candidate):
-        ended = death.hang or f"the engine {death.words} while it was loaded"
+        ended = death.hang or f"the engine {death.words} while it was loaded or took over"
         error = f"{candidate} took the engine down: {ended}; nothing changed, it is in quarantine"
         return Reply(0, error=error, code=death.code)
     # The next engine is told by the front what is in charge and whether it pauses: of no call without an answer.
@@ -341,8 +340,11 @@ class Serving:
         self.info, self._engine_up = info, True
         self._feed()
 
-    def engine_down(self, death: EngineDeath) -> None:
-        """The engine is gone; fail those that killed it alone, keep the others for the next one."""
+    def engine_down(self, death: EngineDeath, candidate: str | None = None) -> None:
+        """The engine is gone; fail those that killed it alone, keep the others for the next one.
+
+        `candidate` is the `kind/name` of a policy that ended it before it was in charge.
+        """
         self._engine_up = False
         for entry in self.isolation.blame(death):
             entry.submitted = False
@@ -352,7 +354,7 @@ class Serving:
         calls = list(self._calls.values())
         self._calls.clear()
         for call in calls:
-            call.done(_lost(call, death))
+            call.done(_lost(call, death, candidate))
 
     def control(self, method: str, params: dict[str, object], done: Callable[[Reply], None]) -> None:
         """Ask the engine something; `done` is called once."""

@@ -69,6 +69,15 @@ class FailsInAdopt(AdmissionPolicy):
         raise KeyError(views[0].id)
 
 
+class CrashesInAdoption(AdmissionPolicy):
+    """Takes the engine down while it is shown the live requests, before it is in charge."""
+
+    api = (1, 0)
+
+    def adopt(self, views: Sequence[RequestView]) -> None:
+        ctypes.string_at(0)
+
+
 class FailsInExport(AdmissionPolicy):
     """Fails when it is asked for its state."""
 
