@@ -187,9 +187,13 @@ def alternating() -> Callable[[Snapshot, RequestView, Cause], Victims]:
     return decide
 
 
-def test_what_is_kept_and_then_thrown_away_pays_nothing() -> None:
-    preemption = ScriptedPreemption(alternating(), lookahead=240)
-    scheduler = crowd(preemption=preemption, outputs=240, blocks=16, max_model_len=256, swap_blocks=1000)
+@pytest.mark.parametrize(("lookahead", "outputs", "blocks"), [(240, 240, 16), (LOOKAHEAD, 100, 8)])
+def test_what_is_kept_and_then_thrown_away_pays_nothing(lookahead: int, outputs: int, blocks: int) -> None:
+    """Nor does the token that it wins each time before it is swapped out."""
+    preemption = ScriptedPreemption(alternating(), lookahead=lookahead)
+    scheduler = crowd(
+        preemption=preemption, outputs=outputs, blocks=blocks, max_model_len=16 * blocks, swap_blocks=1000
+    )
     run(scheduler, most=1000)
     assert blamed(scheduler) == [("preemption", "thrashing")]
 
@@ -264,10 +268,11 @@ def full_pool(seed: int) -> tuple[Limits, list[tuple[float, int, int, int]]]:
     return made, load_
 
 
-def serve(discipline: str, seed: int, watched: ConductLimits) -> Scheduler:
+def serve(discipline: str | PolicySet, seed: int, watched: ConductLimits) -> Scheduler:
     """Under `discipline`, with tenants and deadlines, for 400 steps at most."""
     made, load_ = full_pool(seed)
-    scheduler = Scheduler(made, disciplines.make(discipline), clock_ns=Clock(), conduct=watched)
+    policies = disciplines.make(discipline) if isinstance(discipline, str) else discipline
+    scheduler = Scheduler(made, policies, clock_ns=Clock(), conduct=watched)
     random, now = Random(seed), 0.0
     for id, (at, prompt, output, priority) in enumerate(load_, 1):
         deadline = random.choice((None, at + 20 * random.random()))

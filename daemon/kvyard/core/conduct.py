@@ -28,7 +28,7 @@ class Losses:
     """What preemptions did to one sequence."""
 
     total: int
-    """Its tokens when its KV was last thrown away, or when a preemption last paid."""
+    """Its tokens, in KV or not, when KV was last thrown away or a preemption last paid."""
     kept: int = 0
     """Tokens whose KV the last preemption left it."""
     thrown: int = 0
@@ -40,16 +40,25 @@ class Losses:
     free: int = 0
     """Preemptions that cost nothing."""
 
-    def pays(self, total: int, tokens: int, swapped: bool) -> bool:
-        """Whether a preemption at so many tokens, with KV for `tokens` of them, paid for what is lost.
+    def note(self, total: int, tokens: int, swapped: bool) -> bool:
+        """Take down a preemption at `total` tokens, `tokens` of them in KV; whether it speaks against a policy.
 
-        A swap loses nothing, so any progress pays, unless KV was thrown away before: then it pays as that would.
-        Otherwise who swaps a victim out and throws it away in turns would be forgiven every other time.
+        A swap loses nothing, so any progress pays for it. Where KV was thrown away before, progress is what pays for
+        that, or who swaps a victim out and throws it away in turns would be forgiven every other time. A swap that
+        came further without paying says nothing, and what was won before it counts for the next loss.
         """
-        won, lost = total - self.total, tokens
+        won, lost, moved = total - self.total, tokens, swapped and tokens > self.kept
         if swapped:
             won, lost = max(won, tokens - max(self.kept, self.thrown)), self.thrown
-        return won * PAYS >= max(1, lost)
+        pays = won * PAYS >= max(1, lost)
+        if pays:
+            self.times = self.admissions = self.thrown = 0
+        if pays or not swapped:
+            self.total = total
+        self.kept = tokens if swapped else 0
+        if not swapped:
+            self.thrown = max(self.thrown, tokens)
+        return not pays and not moved
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,26 +249,18 @@ class Conduct:
         losses = self._losses.get(seq.id)
         if losses is None:
             losses = self._losses[seq.id] = Losses(seq.prompt_len)
-        tokens, swapped = preemption.tokens, preemption.how == "swap"
-        if not tokens:  # it had nothing yet, so this neither cost it anything nor helped it
+        if not preemption.tokens:  # it had nothing yet, so this neither cost it anything nor helped it
             losses.free += 1
             return
-        won, kept = seq.total - losses.total, losses.kept
-        pays = losses.pays(seq.total, tokens, swapped)
-        losses.kept = tokens if swapped else 0
-        if pays:
-            losses.times = losses.admissions = losses.thrown = 0
-        if pays or not swapped:
-            losses.total = seq.total
-        if not swapped:
-            losses.thrown = max(losses.thrown, tokens)
-        if pays or (swapped and tokens > kept) or by.arrival <= seq.arrival or by.priority < seq.priority:
-            return  # a swap that came further but does not pay yet says nothing: the next loss is weighed against all
+        won, swapped = seq.total - losses.total, preemption.how == "swap"
+        unpaid = losses.note(seq.total, preemption.tokens, swapped)
+        if not unpaid or by.arrival <= seq.arrival or by.priority < seq.priority:
+            return
         losses.times += 1
         losses.admissions += preemption.cause == "admission" or -1 < seq.promised < seq.total
         if losses.times > self.limits.thrashes:
             text = f"sequence {seq.id} gave way to later ones {losses.times} times and won next to nothing in between"
-            lost = 0 if swapped else tokens
+            lost = 0 if swapped else preemption.tokens
             by_admissions = 2 * losses.admissions > losses.times
             raise Fault(self._thrasher(by_admissions), "thrashing", f"{text}, last {won} tokens for {lost} lost")
 
