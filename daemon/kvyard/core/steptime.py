@@ -29,8 +29,8 @@ class OnlineStepTime:
 
     def __init__(self) -> None:
         self._weights: Vector = (0.0, 0.0, 0.0)
-        self._solved = True
-        """The weights are those of all steps so far; they are made when somebody asks."""
+        self._observed: list[tuple[int, int, float]] = []
+        """Steps that the sums and weights do not have yet: they get them when somebody asks, and every few steps."""
         self._products = (0.0,) * 6
         """Forgetting sums of the products of inputs: 00, 01, 02, 11, 12, 22."""
         self._targets: Vector = (0.0, 0.0, 0.0)
@@ -40,10 +40,10 @@ class OnlineStepTime:
 
     def seconds(self, decodes: int, prompt_tokens: int) -> float:
         """Expected duration of such a step; 0.0 before enough steps were seen."""
+        if self._observed:
+            self._learn()
         if self._steps < MIN_STEPS:
             return 0.0
-        if not self._solved:
-            self._weights, self._solved = self._solve(), True
         a, b, c = self._weights
         _, x, y = self._inputs(decodes, prompt_tokens)
         return max(0.0, a + b * x + c * y)
@@ -57,7 +57,19 @@ class OnlineStepTime:
         if copied_blocks:
             self._observe_copy(seconds - self.seconds(decodes, prompt_tokens), copied_blocks)
             return  # what the copies took would be taken for work of the model
-        # Runs in every step, so it is written out: as comprehensions it takes three times as long.
+        self._observed.append((decodes, prompt_tokens, seconds))
+        if len(self._observed) == SOLVE_EVERY:
+            self._learn()
+
+    def _learn(self) -> None:
+        """Take in what was observed since the last time; many at once cost a fifth of what one by one does."""
+        for decodes, prompt_tokens, seconds in self._observed:
+            self._add(decodes, prompt_tokens, seconds)
+        self._observed.clear()
+        self._weights = self._solve()
+
+    def _add(self, decodes: int, prompt_tokens: int, seconds: float) -> None:
+        # Written out: as comprehensions it takes three times as long.
         one, x, y = self._inputs(decodes, prompt_tokens)
         a, b, c, d, e, f = self._products
         keep = FORGET
@@ -67,9 +79,6 @@ class OnlineStepTime:
         u, v, w = self._targets
         self._targets = (keep * u + seconds, keep * v + x * seconds, keep * w + y * seconds)
         self._steps += 1
-        self._solved = not self._steps % SOLVE_EVERY
-        if self._solved:
-            self._weights = self._solve()
 
     def _solve(self) -> Vector:
         """The weights that fit best, drawn towards the last ones; the matrix is positive definite."""
