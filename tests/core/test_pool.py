@@ -94,11 +94,21 @@ def test_the_audit_finds_what_is_wrong() -> None:
     pool = BlockPool(4)
     table = pool.take(2)
     assert pool.audit([table]) == []
-    assert pool.audit([]) == ["2 blocks are neither held nor free"]
+    lost = ["block 0 counts 1 holders and has 0", "block 1 counts 1 holders and has 0"]
+    assert pool.audit([]) == ["2 blocks are neither held nor free", *lost]
     assert pool.audit([table, table]) == ["block 0 counts 1 holders and has 2", "block 1 counts 1 holders and has 2"]
     pool.release(table)
-    pool.release(table)
+    pool.state.stack[0] = table[0]
     assert "a block is free twice" in pool.audit([])
+
+
+def test_a_block_that_nobody_holds_cannot_be_given_back() -> None:
+    pool = BlockPool(4)
+    table = pool.take(2)
+    pool.release(table)
+    with pytest.raises(RuntimeError, match="block 0 was given back although nobody holds it"):
+        pool.release(table)
+    assert pool.audit([]) == []
 
 
 @settings(max_examples=100)

@@ -32,9 +32,9 @@ CORE, ENGINE, FRONT = "daemon/kvyard/core", "daemon/kvyard/engine", "daemon/kvya
 MUTATIONS = (
     Mutation(
         "a freed block is kept",
-        f"{CORE}/pool.py",
-        "self._bare += bare\n",
-        "self._bare += bare[1:]\n",
+        f"{CORE}/loops.py",
+        "            pool.counts[BARE] += 1\n",
+        "            pool.counts[BARE] += block > 0\n",
         "tests/core/test_pool.py::test_bare_blocks_are_a_stack_and_the_tail_goes_first",
     ),
     Mutation(
@@ -60,9 +60,9 @@ MUTATIONS = (
     ),
     Mutation(
         "off by one at a block edge: a decode takes its block a token early",
-        f"{CORE}/growth.py",
-        "        grows = total > capacity",
-        "        grows = total >= capacity",
+        f"{CORE}/loops.py",
+        "        if total[row] > held:",
+        "        if total[row] >= held:",
         "tests/core/test_core_rules.py::test_boundary_06_a_block_is_taken_by_the_token_that_needs_it",
     ),
     Mutation(
@@ -110,8 +110,8 @@ MUTATIONS = (
     Mutation(
         "a block's digest forgets its parent",
         f"{CORE}/prefix.py",
-        "block.update(parent + tokens",
-        "block.update(root + tokens",
+        "block.update(parent + tokens[",
+        "block.update(root + tokens[",
         "tests/core/test_prefix.py::test_a_digest_covers_everything_before_it",
     ),
     Mutation(

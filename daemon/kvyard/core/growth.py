@@ -154,6 +154,8 @@ class Growth:
         """Place one token for each of these decoding rows, as far as budget and blocks reach."""
         cols, step = self._ledger.cols, self._step
         rows = self._standing(rows)
+        if not self._advice.traits.lookahead:
+            rows = rows[self._moves.place_what_fits(rows) :]
         while count := len(rows):
             ahead, growing, first = self._first_short(rows)
             if first == count:

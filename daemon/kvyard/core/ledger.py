@@ -15,6 +15,7 @@ from kvyard.core.columns import RowColumns
 from kvyard.core.fork import Families, Fork
 from kvyard.core.host_pool import HostPool
 from kvyard.core.lifecycle import Event, State
+from kvyard.core.loops import Filled, find_filled
 from kvyard.core.plan import IntArray, Limits, SequenceSpec, TokenArray
 from kvyard.core.pool import BlockPool
 from kvyard.core.prefix import DigestChain, PrefixIndex
@@ -69,6 +70,7 @@ class Ledger:
         self.taken_up = 0
         """Sequences that came since the start."""
         self._chain = DigestChain(salt)
+        self._filled = Filled.of(2 * limits.max_running, limits.block_size)
         self._views: tuple[View, ...] | None = None
 
     # ---- arrival and end ------------------------------------------------------------------------------------
@@ -120,9 +122,9 @@ class Ledger:
         """End many running sequences at once, as `finish` would; they ran to their end."""
         cols, pool, sequences, told = self.cols, self.pool, self.sequences, self.ended
         # Who ends here has sampled, so none of them is a prompt any more.
+        pool.release_rows(rows, cols.capacity, cols.tables, self.block_size)
         ended = cols.vacate_all(rows)
-        for seq, blocks in ended:
-            pool.release(blocks)
+        for seq in ended:
             seq.published = 0
             seq.move(Event.FINISH)
             seq.tokens = None
@@ -134,7 +136,7 @@ class Ledger:
             told.append(Ended(seq.id, seq.tenant, seq.prompt_len, seq.total - seq.prompt_len, seq.max_new))
         self.count.finished += len(ended)
         self._views = None
-        return [seq for seq, _ in ended]
+        return ended
 
     def _end(self, seq: SequenceState) -> None:
         seq.move(Event.FINISH)
@@ -155,7 +157,11 @@ class Ledger:
         if hits:
             self.pool.share(hits)
         seq.published = len(hits)
-        row = self.cols.enter(seq, hits + self.pool.take(blocks), computed, self.step)
+        held = len(hits) + blocks
+        row = self.cols.enter(seq, held, computed, self.step)
+        if hits:
+            self.cols.tables[row, : len(hits)] = hits
+        self.pool.take_for(row, self.cols.tables, len(hits), held)
         self.prompts += 1
         if seq.state is State.SWAPPED:
             self.swapped -= 1
@@ -227,7 +233,7 @@ class Ledger:
     def grow(self, row: int, count: int) -> None:
         """`count` more blocks for one row; there are as many free."""
         held = self.cols.block_count(row)
-        self.cols.tables[row, held : held + count] = self.pool.take(count)
+        self.pool.take_for(row, self.cols.tables, held, held + count)
         self.cols.capacity[row] = (held + count) * self.block_size
 
     def grow_each(self, rows: IntArray) -> None:
@@ -285,37 +291,40 @@ class Ledger:
             return before
         row = seq.row
         digests = self._digests(seq, last, self.cols.tokens[row])
-        index.publish_all(self.cols.tables[row, before:last].tolist(), digests[before:last])
+        index.publish_all(zip(self.cols.tables[row, before:last].tolist(), digests[before:last], strict=True))
         seq.published = last
         return before
 
-    def publish_decoded(self, rows: IntArray, upto: IntArray, fresh: dict[SequenceState, int]) -> None:
-        """`publish` for running sequences whose decode fills a block up to token `upto`; `fresh` gets who did.
+    def publish_decoded(self, rows: IntArray, fresh: dict[SequenceState, int]) -> None:
+        """`publish` for those of these running sequences whose decode fills a block; `fresh` gets who did.
 
         Their tokens are read, and their blocks named, all at once: one by one it takes twice as long.
         """
-        cols, index, size = self.cols, self.index, self.block_size
+        cols, index, full, names = self.cols, self.index, self._filled, []
         if index is None or not self.contents:
             return
-        width = size * cols.tokens.itemsize
-        raw = cols.tokens[rows[:, None], upto[:, None] + np.arange(-size, 0)].tobytes()
-        last = upto // size
-        held = cols.tables[rows, last - 1].tolist()
-        blocks, names, at = [], [], 0
-        for row, count, block in zip(rows.tolist(), last.tolist(), held, strict=True):
-            seq, before = cols.owner_of(row), count - 1
-            digests = seq.digests
-            if seq.published == before <= len(digests):
-                if len(digests) == before:
-                    digests.append(self._chain.next(digests[-1] if digests else seq.root, raw[at : at + width]))
-                blocks.append(block)
-                names.append(digests[before])
-                seq.published = count
+        count = find_filled(rows, cols.total, cols.tables, cols.tokens, full)
+        raw, width, owner, next_digest = (
+            full.tokens[:count].tobytes(),
+            full.tokens.strides[0],
+            cols.owner,
+            self._chain.next,
+        )
+        lists = (column[:count].tolist() for column in (full.rows, full.counts, full.blocks))
+        for at, (row, held, block) in enumerate(zip(*lists, strict=True)):
+            seq = owner[row]
+            assert seq is not None
+            digests, before = seq.digests, held - 1
+            if seq.published == before == len(digests):
+                parent = digests[-1] if digests else seq.root
+                digest = next_digest(parent, raw[at * width : (at + 1) * width])
+                digests.append(digest)
+                names.append((block, digest))
+                seq.published = held
             else:
-                before = self.publish(seq, count * size)
+                before = self.publish(seq, held * self.block_size)
             fresh.setdefault(seq, before)
-            at += width
-        index.publish_all(blocks, names)
+        index.publish_all(names)
 
     def unpublish(self, seq: SequenceState, keep: int) -> None:
         """Take back all but the first `keep` published blocks: they will not be computed after all."""

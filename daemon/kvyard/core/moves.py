@@ -6,6 +6,7 @@ import numpy as np
 
 from kvyard.core.ledger import Ledger
 from kvyard.core.lifecycle import Event
+from kvyard.core.loops import place_decodes
 from kvyard.core.plan import BlockCopy, IntArray
 from kvyard.core.sequence import SequenceState
 from kvyard.core.step import StepState
@@ -21,40 +22,53 @@ class Moves:
 
     # ---- placing --------------------------------------------------------------------------------------------
 
+    def place_what_fits(self, rows: IntArray) -> int:
+        """One token for each of these decoding rows, and a block where one is needed, as far as blocks reach."""
+        step, cols, pool = self.step, self.ledger.cols, self.ledger.pool
+        placed, cached = place_decodes(
+            pool.state, rows, cols.total, cols.capacity, cols.granted, cols.placed_step, step.rows, cols.tables,
+            step.reclaimed, cols.block_size, self.ledger.step, step.picks,
+        )  # fmt: skip
+        if cached:
+            pool.forget(step.reclaimed[:cached])
+        step.picks += placed
+        self._count_decodes(rows if placed == len(rows) else rows[:placed])
+        return int(placed)
+
     def place_decodes(self, rows: IntArray) -> None:
         """One token for each of these decoding rows; their blocks are there."""
-        step, cols, count = self.step, self.ledger.cols, len(rows)
+        cols = self.ledger.cols
         cols.granted[rows] = 1
         cols.placed_step[rows] = self.ledger.step
-        step.pick_all(rows)
+        self.step.pick_all(rows)
+        self._count_decodes(rows)
+
+    def _count_decodes(self, rows: IntArray) -> None:
+        step, count = self.step, len(rows)
         step.placed += count
         step.decodes += count
         step.left -= count
         if self.ledger.index is not None:
-            total = cols.total[rows]
-            full = (total % self.ledger.block_size == 0).nonzero()[0]
-            if len(full):
-                self.ledger.publish_decoded(rows[full], total[full], step.fresh)
+            self.ledger.publish_decoded(rows, step.fresh)
 
     def place_chunk(self, seq: SequenceState, tokens: int) -> None:
         """`tokens` of a prompt; its blocks are there."""
         step, ledger, row = self.step, self.ledger, seq.row
-        ledger.cols.granted[row] = tokens
-        ledger.cols.placed_step[row] = ledger.step
+        cells = ledger.cols.cells
+        cells.granted[row] = tokens
+        cells.placed_step[row] = ledger.step
         step.pick(row)
         step.placed += 1
         step.left -= tokens
-        if ledger.cols.prompt[row]:
+        if cells.prompt[row]:
             step.left_prompts -= tokens
             ledger.count.last_prefill = ledger.step
         else:
             step.decodes += 1
-        self._publish(seq, int(ledger.cols.computed[row]) + tokens)
-
-    def _publish(self, seq: SequenceState, upto: int) -> None:
-        before = self.ledger.publish(seq, upto)
-        if seq.published > before:
-            self.step.fresh.setdefault(seq, before)
+        if ledger.index is not None:
+            before = ledger.publish(seq, cells.computed[row] + tokens)
+            if seq.published > before:
+                step.fresh.setdefault(seq, before)
 
     # ---- preempting -----------------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ import numpy as np
 from kvyard.core.advice import Advice
 from kvyard.core.growth import Growth
 from kvyard.core.intake import Intake
+from kvyard.core.loops import gather
 from kvyard.core.moves import Moves
 from kvyard.core.plan import Plan
 from kvyard.policy.decisions import Phase
@@ -86,18 +87,19 @@ class Planner:
         """What was placed, in the order of scheduling."""
         cols, step = self._ledger.cols, self._step
         rows = step.picked()
-        granted = cols.granted[rows]
         if step.preempted:  # a victim placed before it was taken left the plan
-            kept = granted > 0
-            rows, granted = rows[kept], granted[kept]
-        computed = cols.computed[rows]
+            rows = rows[cols.granted[rows] > 0]
+        count = len(rows)
+        ids, granted, computed = np.empty(count, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+        samples = np.empty(count, np.bool_)
+        gather(rows, cols.id, cols.granted, cols.computed, cols.total, ids, granted, computed, samples)
         return Plan(
             step=self._ledger.step,
-            ids=cols.id[rows],
+            ids=ids,
             slots=rows,
             granted=granted,
             computed=computed,
-            samples=np.equal(computed + granted, cols.total[rows]),
+            samples=samples,
             tables=cols.tables,
             tokens=cols.tokens,
             admitted=list(step.admitted.values()),

@@ -10,6 +10,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from hashlib import blake2b
 
+import numpy as np
+
+from kvyard.core.plan import BoolArray
+
 DIGEST_BYTES = 16
 
 
@@ -19,7 +23,7 @@ class DigestChain:
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
         # Copying a keyed hash costs half of keying one anew.
-        self._keyed = blake2b(digest_size=DIGEST_BYTES, key=salt)
+        self._copy = blake2b(digest_size=DIGEST_BYTES, key=salt).copy
 
     def root(self, tenant: str, cache_salt: str) -> bytes:
         """Where the chain of a request begins: only the same tenant with the same salt shares it.
@@ -32,13 +36,13 @@ class DigestChain:
 
     def next(self, parent: bytes, tokens: bytes) -> bytes:
         """The digest of the block with these tokens (int32) behind the one whose digest is `parent`."""
-        made: list[bytes] = []
-        self.extend(made, parent, tokens, len(tokens))
-        return made[0]
+        block = self._copy()
+        block.update(parent + tokens)
+        return block.digest()
 
     def extend(self, digests: list[bytes], root: bytes, tokens: bytes, width: int) -> None:
         """Append the digests of the blocks in `tokens` (int32), `width` bytes each, behind those there are."""
-        parent, copy = digests[-1] if digests else root, self._keyed.copy
+        parent, copy = digests[-1] if digests else root, self._copy
         for at in range(0, len(tokens), width):
             block = copy()
             block.update(parent + tokens[at : at + width])
@@ -51,6 +55,8 @@ class PrefixIndex:
 
     def __init__(self, blocks: int) -> None:
         self.digests: list[bytes | None] = [None] * blocks
+        self.named: BoolArray = np.zeros(blocks, np.bool_)
+        """Which of them have one: the pool's own array, where there is a pool."""
         self.evicted = 0
         # An int where one block has the digest (nearly always), a dictionary as ordered set otherwise.
         self._blocks: dict[bytes, int | dict[int, None]] = {}
@@ -62,15 +68,16 @@ class PrefixIndex:
 
     def publish(self, block: int, digest: bytes) -> None:
         """From now on `block` can be found; a block that already has a name keeps it."""
-        self.publish_all((block,), (digest,))
+        self.publish_all(((block, digest),))
 
-    def publish_all(self, blocks: Iterable[int], digests: Iterable[bytes]) -> None:
+    def publish_all(self, named: Iterable[tuple[int, bytes]]) -> None:
         """`publish` for each block with its digest."""
-        names, known = self.digests, self._blocks
-        for block, digest in zip(blocks, digests, strict=True):
+        names, known, new = self.digests, self._blocks, []
+        for block, digest in named:
             if names[block] is not None:
                 continue
             names[block] = digest
+            new.append(block)
             found = known.setdefault(digest, block)
             if found is block:
                 continue
@@ -78,12 +85,13 @@ class PrefixIndex:
                 found[block] = None
             elif found != block:
                 known[digest] = {found: None, block: None}
+        self.named[new] = True
 
     def forget(self, block: int) -> None:
         """`block` is about to be overwritten, or was never filled. Does nothing to a block without a name."""
-        self.forget_all((block,))
+        self.forget_all([block])
 
-    def forget_all(self, blocks: Iterable[int]) -> None:
+    def forget_all(self, blocks: list[int]) -> None:
         """`forget` for each of `blocks`."""
         names, known = self.digests, self._blocks
         for block in blocks:
@@ -96,6 +104,7 @@ class PrefixIndex:
             if isinstance(found, dict):
                 del found[block]
                 known[digest] = found if len(found) > 1 else next(iter(found))
+        self.named[blocks] = False
 
     def audit(self) -> list[str]:
         """Every broken invariant in words."""

@@ -88,7 +88,7 @@ class WaitingQueue:
         self._line: OrderedDict[SequenceState, None] = OrderedDict()
         """The order of arrival, requeued ones at either end; without a key this is the queue."""
         self._sorted: SortedEntries | None = SortedEntries() if keys_of else None
-        self._fresh: OrderedDict[SequenceState, None] = OrderedDict()
+        self._fresh: dict[SequenceState, None] = {}
         """Arrived since the last `settle`, their keys not yet asked for."""
         self._reorder: Reorder | None = None
 
@@ -123,8 +123,11 @@ class WaitingQueue:
         while fresh:
             seqs = list(islice(fresh, AT_ONCE))
             self._join(seqs)
-            for seq in seqs:
-                del fresh[seq]
+            if len(seqs) == len(fresh):
+                fresh.clear()
+            else:
+                for seq in seqs:
+                    del fresh[seq]
 
     def requeue(self, seq: SequenceState, *, front: bool) -> None:
         """A sequence that ran waits again; a key overrules `front`."""

@@ -19,6 +19,7 @@ from kvyard.core.guard import Guard
 from kvyard.core.journal import Journal, RecordParts
 from kvyard.core.ledger import Ledger, NeverFits
 from kvyard.core.lifecycle import Event, FinishReason
+from kvyard.core.loops import NO_CONTENTS, take_in
 from kvyard.core.moves import Moves
 from kvyard.core.plan import BoolArray, Committed, IntArray, Limits, Plan, SequenceSpec, TokenArray
 from kvyard.core.planner import Planner
@@ -220,36 +221,31 @@ class Scheduler:
             return Committed(plan.ids, [])
         self._check_open(plan)
         cols, state = self.ledger.cols, self._state
-        # Who samples has computed all its tokens, so what is computed is also its length.
-        rows, ids, total = plan.slots, plan.ids, plan.computed + plan.granted
-        cols.computed[rows] = total
-        samples = plan.samples
-        if np.count_nonzero(samples) < len(samples):
-            rows, ids, total = rows[samples], ids[samples], total[samples]
-        self._end_prompts(rows)
-        if self.ledger.contents:
-            cols.tokens[rows, total] = tokens
-        total += 1
-        cols.total[rows] = total
+        rows, ids, samples = plan.slots, plan.ids, plan.samples
+        count = np.count_nonzero(samples)
+        if not len(tokens) == len(stop) == count:
+            raise ValueError(
+                f"{count} rows of step {plan.step} sample, with {len(tokens)} tokens and {len(stop)} flags"
+            )
+        over = np.empty(count, np.int64)
+        contents = cols.tokens if self.ledger.contents else NO_CONTENTS
+        ended, prompts = take_in(
+            rows, plan.granted, plan.computed, samples, cols.computed, cols.total, cols.limit, cols.prompt, contents,
+            np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(stop, np.bool_), over,
+        )  # fmt: skip
+        self.ledger.prompts -= prompts
+        if count < len(rows):
+            rows, ids = rows[samples], ids[samples]
         for host in state.withdrawals.values():
             if host:
                 self.ledger.host.release(host)
-        finished = self._finish_rows(rows, stop, total >= cols.limit[rows])
+        finished = self._finish_rows(rows, stop, over[:ended]) if ended else []
         self.ledger.count.decode_steps += state.decodes > 0
         self._close_step()
         return Committed(ids, finished)
 
-    def _end_prompts(self, rows: IntArray) -> None:
-        """These rows have sampled: whatever was a prompt decodes from now on."""
-        cols, ledger = self.ledger.cols, self.ledger
-        if ledger.prompts:
-            ledger.prompts -= int(np.count_nonzero(cols.prompt[rows]))
-            cols.prompt[rows] = False
-
-    def _finish_rows(self, rows: IntArray, stop: BoolArray, full: BoolArray) -> list[tuple[int, str]]:
-        over = (stop | full).nonzero()[0]
-        if not len(over):
-            return []
+    def _finish_rows(self, rows: IntArray, stop: BoolArray, over: IntArray) -> list[tuple[int, str]]:
+        """Those at these places among `rows` have ended."""
         stopped = stop[over].tolist()
         ended = self.ledger.finish_rows(rows[over])
         finished = [(seq.id, "stop" if by_stop else "length") for seq, by_stop in zip(ended, stopped, strict=True)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvyard.core.plan import Admitted, BlockCopy, IntArray
+from kvyard.core.plan import Admitted, BlockCopy, IntArray, TokenArray
 from kvyard.core.sequence import SequenceState
 from kvyard.link.record import Preemption
 
@@ -13,8 +13,11 @@ class StepState:
     """Reset at the start of a step; the snapshot shows `left`, `placed` and `preempted`."""
 
     def __init__(self, rows: int) -> None:
-        self._picked: IntArray = np.zeros(rows, np.int64)
-        self._picks = 0
+        self.rows: IntArray = np.zeros(rows, np.int64)
+        """The plan's rows, of which the first `picks` are there."""
+        self.picks = 0
+        self.reclaimed: TokenArray = np.zeros(rows, np.int32)
+        """Room for the cached blocks that decodes take."""
         self.open(0)
 
     def open(self, budget: int) -> None:
@@ -27,7 +30,7 @@ class StepState:
         """Decodes placed."""
         self.stalled = 0
         """Sequences that could not grow and for whom nobody gave way."""
-        self._picks = 0
+        self.picks = 0
         self.preempted: list[int] = []
         self.preemptions: list[Preemption] = []
         self.requeue: list[tuple[SequenceState, bool]] = []
@@ -45,15 +48,15 @@ class StepState:
 
     def pick(self, row: int) -> None:
         """One more row of the plan."""
-        self._picked[self._picks] = row
-        self._picks += 1
+        self.rows[self.picks] = row
+        self.picks += 1
 
     def pick_all(self, rows: IntArray) -> None:
         """More rows of the plan, in order."""
-        end = self._picks + len(rows)
-        self._picked[self._picks : end] = rows
-        self._picks = end
+        end = self.picks + len(rows)
+        self.rows[self.picks : end] = rows
+        self.picks = end
 
     def picked(self) -> IntArray:
         """Rows in the order of scheduling; victims placed before are still among them."""
-        return self._picked[: self._picks].copy()
+        return self.rows[: self.picks].copy()

@@ -75,7 +75,7 @@ class Recorder:
         self._told = told
         outputs = self._lap()
         self._ended = self._last
-        copied = sum(len(copy.source) for copy in plan.copies)
+        copied = sum([len(copy.source) for copy in plan.copies]) if plan.copies else 0
         scheduler.observe(parts.decode_tokens, parts.prompt_tokens, (self._model + self._sample) / 1e9, copied)
         record = StepRecord(
             step=plan.step,
