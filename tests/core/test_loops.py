@@ -5,6 +5,7 @@ from __future__ import annotations
 from random import Random
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.core.loops import (
@@ -15,6 +16,8 @@ from kvyard.core.loops import (
     NO_CONTENTS,
     Blocks,
     Filled,
+    _compiled,
+    _direct,
     compact,
     find_filled,
     gather,
@@ -26,6 +29,8 @@ from kvyard.core.loops import (
     take_in,
 )
 from kvyard.core.plan import IntArray, TokenArray
+from numba import njit, types
+from numba.core import caching
 
 SIZE = 4
 seeds = st.integers(0, 2**32)
@@ -230,3 +235,14 @@ def test_the_tables_of_rows_are_given_back_in_their_order() -> None:
     assert bare(pool) == [5, 3, 4, 0, 1, 2]
     assert pool.counts[CACHED] == 0
     assert release_rows(pool, np.array([0]), np.array([12, 8]), tables, SIZE) == 0
+
+
+def test_without_a_folder_to_keep_it_in_a_loop_is_compiled_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(caching.CompileResultCacheImpl, "_locator_classes", [])
+
+    def double(value: int) -> int:
+        return 2 * value
+
+    with pytest.raises(RuntimeError, match="cannot cache"):
+        njit(types.int64(types.int64), cache=True)(double)
+    assert _direct(_compiled(types.int64, types.int64)(double))(21) == 42
