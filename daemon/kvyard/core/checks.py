@@ -98,20 +98,23 @@ class Checks:
     def admission(self, value: Any) -> PlainAdmission:  # noqa: ANN401 - whatever a policy returned
         if type(value) is not Admission:
             raise Nonsense("not-a-decision", f"expected an Admission, got {type(value).__name__}")
-        for name, number in (("keep", value.keep), ("skip", value.skip)):
-            if type(number) is not int or number < 0:
-                raise Nonsense("nonsense", f"{name} is a count, not {number!r}")
-        if value.wake is not None and type(value.wake) is not int:
-            raise Nonsense("nonsense", f"wake is a step or None, not {value.wake!r}")
+        keep, skip, wake, refuse = value.keep, value.skip, value.wake, value.refuse
+        if type(keep) is not int or keep < 0:
+            raise Nonsense("nonsense", f"keep is a count, not {keep!r}")
+        if type(skip) is not int or skip < 0:
+            raise Nonsense("nonsense", f"skip is a count, not {skip!r}")
+        if wake is not None and type(wake) is not int:
+            raise Nonsense("nonsense", f"wake is a step or None, not {wake!r}")
+        # By position: this runs in every step that may let somebody in.
         return PlainAdmission(
-            entries=self._entries(value),
-            keep=value.keep,
-            hold=bool(value.hold),
-            skip=value.skip,
-            evict=bool(value.evict),
-            reason=_text(value.reason) if value.reason is not None else "",
-            wake=-1 if value.wake is None else value.wake,
-            refuse=self._refusals(value.refuse),
+            self._entries(value),
+            keep,
+            bool(value.hold),
+            skip,
+            bool(value.evict),
+            "" if value.reason is None else _text(value.reason),
+            -1 if wake is None else wake,
+            [] if type(refuse) is tuple and not refuse else self._refusals(refuse),
         )
 
     def _entries(self, value: Admission) -> Iterable[tuple[SequenceState, int]]:

@@ -169,7 +169,8 @@ class Ledger:
             if seq.total - computed == 1:
                 self.cols.prompt[row] = False
                 self.prompts -= 1
-        self.families.enter(seq)
+        if seq.family is not None:
+            self.families.enter(seq)
         seq.move(Event.ADMIT)
         seq.admissions += 1
         seq.admitted_step = self.step
