@@ -67,6 +67,15 @@ def test_any_text_is_a_salt() -> None:
     assert DigestChain(b"").root("\ud800", "x" * 10_000)
 
 
+def test_a_root_is_the_same_however_many_others_were_asked_for_since() -> None:
+    chain = DigestChain(b"s")
+    first = chain.root("a", "")
+    others = {chain.root(str(number), "") for number in range(2 * ROOTS)}
+    assert chain.root("a", "") == first
+    assert len(others) == 2 * ROOTS
+    assert len(chain._roots) <= ROOTS
+
+
 # ---- the index -------------------------------------------------------------------------------------------------
 
 

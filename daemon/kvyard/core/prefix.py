@@ -15,6 +15,8 @@ import numpy as np
 from kvyard.core.plan import BoolArray
 
 DIGEST_BYTES = 16
+ROOTS = 256
+"""Roots that are remembered."""
 
 
 class DigestChain:
@@ -22,6 +24,8 @@ class DigestChain:
 
     def __init__(self, salt: bytes) -> None:
         self._salt = salt
+        self._roots: dict[tuple[str, str], bytes] = {}
+        """The last ones: most requests have the tenant and the salt of others."""
         # Copying a keyed hash costs half of keying one anew.
         self._copy = blake2b(digest_size=DIGEST_BYTES, key=salt).copy
 
@@ -30,9 +34,16 @@ class DigestChain:
 
         Without isolation between tenants, all of them are the empty one; a salt separates always.
         """
+        known = self._roots.get((tenant, cache_salt))
+        if known is not None:
+            return known
         fields = [field.encode("utf-8", "surrogatepass") for field in (tenant, cache_salt)]
         text = b"".join(len(field).to_bytes(8, "little") + field for field in fields)
-        return blake2b(text, digest_size=DIGEST_BYTES, key=self._salt, person=b"kvyard-root").digest()
+        root = blake2b(text, digest_size=DIGEST_BYTES, key=self._salt, person=b"kvyard-root").digest()
+        if len(self._roots) == ROOTS:
+            self._roots.clear()
+        self._roots[tenant, cache_salt] = root
+        return root
 
     def next(self, parent: bytes, tokens: bytes) -> bytes:
         """The digest of the block with these tokens (int32) behind the one whose digest is `parent`."""
