@@ -59,14 +59,15 @@ def crowd(
     preemption: PreemptionPolicy | None = None,
     outputs: int = 100,
     watched: ConductLimits | None = None,
+    count: int = 28,
     **changes: int,
 ) -> Scheduler:
-    """28 sequences that all come at once, and a pool in which two of them fit to their ends."""
+    """`count` sequences that all come at once, and a pool in which two of them fit to their ends."""
     vllm = disciplines.make("vllm")
     policies = PolicySet(admission or vllm.admission, preemption or vllm.preemption, vllm.prefill)
     scheduler = Scheduler(limits(**{**SMALL, **changes}), policies, clock_ns=Clock(), conduct=watched)
     random = Random(1)
-    for id in range(1, 29):
+    for id in range(1, count + 1):
         scheduler.add(spec(id, prompt_len=random.randint(8, 12), max_new=outputs))
     return scheduler
 
