@@ -276,7 +276,7 @@ class TestSubscriptions:
             await w.call("subscribe", topics=["steps"])
             await settled(lambda: len(served.desk.steps) == 1)
             await w.call("subscribe", topics=["events"])
-            await settled(lambda: len(served.desk.steps) == 0)
+            await settled(lambda: len(served.desk.steps) == 0 and len(served.desk.log.feed) == 1)
 
     async def test_leaving_ends_the_subscriptions(self, served: Served) -> None:
         async with wire(served.path) as w:
