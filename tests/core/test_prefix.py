@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from kvyard.core.plan import SequenceSpec
-from kvyard.core.prefix import DIGEST_BYTES, DigestChain, PrefixIndex
+from kvyard.core.prefix import DIGEST_BYTES, ROOTS, DigestChain, PrefixIndex
 from kvyard.core.scheduler import Scheduler
 
 from tests.core.harness import Clock, limits, run_all, run_step, spec
