@@ -28,8 +28,12 @@ class Watch:
         self.notice: Breach | None = None
         self.memory: Breach | None = None
         self.asked: list[bool] = []
+        self.looked = 0
         self.opened = 0
         self.closed = 0
+
+    def look(self) -> None:
+        self.looked += 1
 
     def open(self) -> None:
         self.opened += 1

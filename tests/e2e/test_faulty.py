@@ -36,6 +36,7 @@ QUICK = [
     Fault("thread", ("spawned",)),
     Fault("file", ("forbidden",)),
     Fault("memory", ("memory",)),
+    Fault("memory-in-pieces", ("memory",)),
     Fault("overcommits", ("over-committed",)),
 ]
 """A representative of each way to fail."""
@@ -58,6 +59,16 @@ OTHERS = [
     Fault("command", ("spawned",)),
     Fault("socket", ("forbidden",)),
     Fault("module", ("tampered",)),
+    Fault("memory-until-it-fails", ("memory",)),
+    Fault("memory-mapped", ("memory",)),
+    Fault("recursion", ("tampered",)),
+    Fault("collector", ("tampered",)),
+    Fault("freezes", ("tampered",)),
+    Fault("traces", ("tampered",)),
+    Fault("profiles", ("tampered",)),
+    Fault("switch-interval", ("tampered",)),
+    Fault("pipe", ("tampered",)),
+    Fault("environment", ("tampered",)),
     Fault("writes", ("raised",)),
 ]
 THRASHING = [
@@ -116,6 +127,50 @@ def test_PLUGIN_06_no_client_notices(yard: Yard, fault: Fault) -> None:
 @pytest.mark.parametrize("fault", OTHERS, ids=lambda fault: fault.name)
 def test_PLUGIN_06_no_client_notices_the_others_either(yard: Yard, fault: Fault) -> None:
     try_fault(yard, fault)
+    assert not Path("/tmp/kvyard-faulty").exists()
+
+
+def left_behind(yard: Yard, name: str, code: str, *, leave: bool = False) -> dict[str, Any]:
+    """Its exit record, after a load that it leaves something behind in; `leave`: another takes over before."""
+    before = len(yard.ejections())
+    try:
+        yard.swap("admission", f"faulty-{name}")
+        yard.load()
+        if leave:
+            yard.swap("discipline", "vllm")
+            yard.load()
+        # What a policy leaves is collected when policies change, in the next idle moment.
+        generation = yard.swap("prefill", "vllm")["generation"]
+        wait_until(lambda: len(yard.ejections()) > before, 20, "the exit record")
+        (record,) = yard.ejections()[before:]
+        assert (record["policy"], record["code"]) == (f"admission/faulty-{name}", code)
+        assert "code that it left behind" in record["message"]
+        assert "leftovers.py" in record["traceback"]
+        status = yard.client.call("status")
+        assert [entry["policy"] for entry in status["quarantine"]] == [f"admission/faulty-{name}"]
+        assert status["engine"]["restarts"] == 0
+        if leave:
+            assert yard.in_charge()["admission"] == "vllm", "another was in charge, and is"
+            assert status["generation"] == generation
+        else:
+            assert yard.in_charge()["admission"] == "builtin"
+        yard.load()
+        return record
+    finally:
+        yard.restore()
+
+
+def test_what_a_policy_leaves_behind_is_ended_and_it_is_put_out(yard: Yard) -> None:
+    record = left_behind(yard, "leaves-loops", "timeout")
+    spent = re.search(r"ended after (\d+) ms", record["message"])
+    assert spent is not None
+    left_behind(yard, "ends-in-loop", "timeout", leave=True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "code"), [("leaves-sleeps", "timeout"), ("leaves-files", "forbidden")])
+def test_what_a_policy_leaves_behind_may_do_no_more_than_it(yard: Yard, name: str, code: str) -> None:
+    left_behind(yard, name, code)
     assert not Path("/tmp/kvyard-faulty").exists()
 
 

@@ -11,13 +11,13 @@ import sys
 import pytest
 
 PRELUDE = """
-import os, resource, signal, socket, subprocess, sys, threading, time, types
+import gc, os, resource, signal, socket, subprocess, sys, threading, time, types
 from kvyard.core.interrupt import SignalTimer
 from kvyard.engine.containment import HEADROOM, ProcessContainment
 import kvyard.core.pool
 
 timer = SignalTimer()
-inside = ProcessContainment(timer, time.perf_counter_ns)
+inside = ProcessContainment(timer)
 
 def policy(act):
     "Run `act` as the guard runs a policy; what was noticed."
@@ -64,6 +64,22 @@ def run(code: str) -> str:
         ("lambda: signal.setitimer(signal.ITIMER_REAL, 0)", ("", "tampered")),
         ("lambda: sys.modules.update({'kvyard.core.pool': types.ModuleType('x')})", ("", "tampered")),
         ("lambda: sys.modules.pop('kvyard.core.pool')", ("", "tampered")),
+        ("lambda: sys.setrecursionlimit(10**9)", ("Refused", "tampered")),
+        ("lambda: gc.freeze()", ("Refused", "tampered")),
+        ("lambda: gc.unfreeze()", ("Refused", "tampered")),
+        ("lambda: sys.settrace(print)", ("Refused", "tampered")),
+        ("lambda: sys.setprofile(print)", ("Refused", "tampered")),
+        ("lambda: os.environ.update(A='b')", ("Refused", "tampered")),
+        ("lambda: os.environ.clear()", ("Refused", "tampered")),
+        ("lambda: os.chdir('/')", ("Refused", "tampered")),
+        ("lambda: os.kill(os.getpid(), signal.SIGTERM)", ("Refused", "tampered")),
+        ("lambda: resource.setrlimit(resource.RLIMIT_AS, (-1, -1))", ("Refused", "tampered")),
+        ("lambda: gc.disable()", ("", "tampered")),
+        ("lambda: gc.set_threshold(1)", ("", "tampered")),
+        ("lambda: sys.setswitchinterval(1.0)", ("", "tampered")),
+        ("lambda: signal.signal(signal.SIGTERM, print)", ("", "tampered")),
+        ("lambda: signal.signal(signal.SIGPIPE, signal.SIG_DFL)", ("", "tampered")),
+        ("lambda: gc.get_stats()", ("", None)),
         ("lambda: __import__('wave')", ("", None)),
         ("lambda: sorted(range(1000))", ("", None)),
         ("lambda: 1 / 0", ("ZeroDivisionError", None)),
@@ -98,6 +114,48 @@ print(sys.modules['kvyard.core.pool'] is original, policy(lambda: None))
     assert run(code) == "True ('', None)"
 
 
+def test_settings_are_put_right_and_named() -> None:
+    code = """
+def act():
+    gc.disable()
+    gc.set_threshold(5, 6, 7)
+    sys.setswitchinterval(1.0)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+before = gc.get_threshold(), sys.getswitchinterval(), signal.getsignal(signal.SIGPIPE)
+inside.look()
+act()
+print(inside.breach(True).what)
+print((gc.get_threshold(), sys.getswitchinterval(), signal.getsignal(signal.SIGPIPE)) == before, gc.isenabled())
+print(inside.breach(True))
+"""
+    assert run(code).splitlines() == [
+        "changed the threads' interval (sys.setswitchinterval), the garbage collector (gc.disable), "
+        "the garbage collector (gc.set_threshold), the handler of SIGPIPE",
+        "True True",
+        "None",
+    ]
+
+
+def test_what_the_engine_changes_between_two_calls_is_nobodys_fault() -> None:
+    code = """
+gc.disable()
+sys.setrecursionlimit(5000)
+print(policy(lambda: None), gc.isenabled(), sys.getrecursionlimit())
+"""
+    assert run(code) == "('', None) False 5000"
+
+
+def test_a_functions_own_equality_is_not_asked() -> None:
+    code = """
+class Sly:
+    def __call__(self, *args): pass
+    def __eq__(self, other): raise SystemExit('asked')
+    __hash__ = None
+print(policy(lambda: signal.signal(signal.SIGTERM, Sly())), signal.getsignal(signal.SIGTERM) is signal.SIG_DFL)
+"""
+    assert run(code) == "('', 'tampered') True"
+
+
 def test_wild_memory_is_refused_and_blamed_and_the_engine_may_have_it() -> None:
     code = """
 print(policy(lambda: bytearray(4 << 30)), inside.out_of_memory().code)
@@ -106,15 +164,63 @@ print(len(bytearray(HEADROOM * 3 // 2)) == HEADROOM * 3 // 2)
     assert run(code).splitlines() == ["('MemoryError', None) memory", "True"]
 
 
+TAKEN_IN_PIECES = """
+def pieces():
+    kept.extend(numpy.empty(64 << 20, numpy.uint8) for _ in range(64))
+def freed():
+    pieces = [numpy.empty(64 << 20, numpy.uint8) for _ in range(64)]
+def grows():
+    while True:
+        kept.append(numpy.empty(1 << 20, numpy.uint8))
+def mapped():
+    kept.append(mmap.mmap(-1, 8 << 30))
+"""
+
+
+@pytest.mark.parametrize("way", ["pieces", "freed", "grows", "mapped"])
+def test_memory_taken_in_pieces_or_mapped_is_blamed(way: str) -> None:
+    """Through the guard: what is kept leaves the engine room to go on in the same step."""
+    code = f"""
+import mmap, numpy
+from kvyard.core.guard import Fault, Guard
+from kvyard.policy import Policy
+kept = []
+{TAKEN_IN_PIECES}
+class Takes(Policy):
+    kind = "admission"
+    def admit(self):
+        return {way}()
+guard = Guard(clock_ns=time.perf_counter_ns, cpu_ns=lambda: 0, timer=timer, containment=inside)
+with guard.armed():
+    try:
+        guard.call("admission", Takes(), "admit", lambda value: value)
+    except Fault as fault:
+        print(fault.code, fault.message)
+    print(len(bytearray(HEADROOM // 2)) == HEADROOM // 2)
+"""
+    told = "memory the policy took more memory than the 1024 MiB that policies may take in a step in admit()"
+    assert run(code).splitlines() == [told, "True"]
+
+
 def test_memory_that_the_engine_took_is_not_the_policys_fault() -> None:
     code = """
 inside.open()
 inside.close()
 import mmap
 taken = mmap.mmap(-1, HEADROOM * 9 // 10)
-print(policy(lambda: bytearray(300 << 20)), inside.out_of_memory())
+print(policy(lambda: bytearray(300 << 20)))
 """
-    assert run(code) == "('MemoryError', None) None"
+    assert run(code) == "('', None)"
+
+
+def test_where_the_process_has_little_left_anyhow_nobody_is_blamed() -> None:
+    code = """
+resource.setrlimit(resource.RLIMIT_AS, (int(open('/proc/self/statm').read().split()[0]) * 4096 + (300 << 20),) * 2)
+inside = ProcessContainment(timer)
+print(policy(lambda: bytearray(600 << 20)), inside.out_of_memory())
+print(policy(lambda: bytearray(100 << 20)))
+"""
+    assert run(code).splitlines() == ["('MemoryError', None) None", "('', None)"]
 
 
 def test_the_engine_itself_may_do_all_of_it() -> None:

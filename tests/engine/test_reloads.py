@@ -11,6 +11,7 @@ PROGRAM = """
 import gc, resource, sys, time
 from pathlib import Path
 from kvyard.core.plan import Limits, SequenceSpec
+from kvyard.core.remains import MOST_KEPT
 from kvyard.core.scheduler import Scheduler
 from kvyard.engine.policies import Loader
 
@@ -29,7 +30,8 @@ def reload(count):
         assert scheduler.swap(changes, names=names, discipline=discipline).ok
         scheduler.schedule(0.0)
         scheduler.abandon(scheduler._open)
-    gc.collect()
+    for _ in range(MOST_KEPT + 1):
+        scheduler.guard.collect(lambda kind, policy: None)
     return len(gc.get_objects()), resident()
 
 gc.disable()

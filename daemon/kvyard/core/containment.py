@@ -6,7 +6,7 @@ at stake, as in the simulator, there is none.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 
 class Breach(NamedTuple):
@@ -15,6 +15,8 @@ class Breach(NamedTuple):
     code: str
     what: str
     """Continues "the policy ..."."""
+    origin: tuple[dict[str, Any], ...] = ()
+    """Global names of the functions that did it, innermost first, where that is known."""
 
 
 class Containment(Protocol):
@@ -25,8 +27,11 @@ class Containment(Protocol):
     noticed: Breach | None
     """Something forbidden was tried and refused since the last `breach`."""
 
+    def look(self) -> None:
+        """Calls begin of which `breach` will tell what they changed."""
+
     def open(self) -> None:
-        """Policy calls begin: limit what they may take."""
+        """Policy calls begin: limit what they may take. Includes `look`."""
 
     def close(self) -> None:
         """Policy calls are over: lift the limit."""
@@ -35,7 +40,10 @@ class Containment(Protocol):
         """What the call that just ended did to the process, put right again; not `thorough`: the cheap part."""
 
     def out_of_memory(self) -> Breach | None:
-        """A call ended in a MemoryError: whether it wanted more than a policy may have."""
+        """A call ended for want of memory: whether it took more than a policy may have.
+
+        What follows has room again, whatever it kept.
+        """
 
 
 class NoContainment:
@@ -43,6 +51,9 @@ class NoContainment:
 
     active = False
     noticed: Breach | None = None
+
+    def look(self) -> None:
+        """Do nothing."""
 
     def open(self) -> None:
         """Do nothing."""

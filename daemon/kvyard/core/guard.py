@@ -8,26 +8,38 @@ Time is bounded by an interval timer that the engine arms around the policy call
 call that has used too much CPU time (a busy machine is not the policy's fault) or far too much wall time
 (sleeping is). Code that swallows the exception is ended by escalation: from the third tick a trace function
 raises in every frame of the policy, so each tick peels one level off.
+
+What a policy leaves behind has code as well (`__del__`, callbacks of weak references): the guard lets go of
+exceptions and of policies that left under the same timer, and collects garbage under it (`collect`).
 """
 
 from __future__ import annotations
 
+import errno
 import sys
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import FrameType
 from typing import Any, Protocol, TypeVar, cast
 
 from kvyard.core.containment import Breach, Containment, NoContainment
+from kvyard.core.remains import OURS, Blame, Collection, Remains, Suspect, culprit
 from kvyard.policy.base import KINDS, Kind, Policy
 
 T = TypeVar("T")
-OURS = frozenset({"kvyard", "kvyard_policies"})
+K = TypeVar("K")
+FAST_TICK_NS = 200_000
+"""Interval of the timer once what was left behind is over its limit."""
 MAX_TEXT = 8192
 """Characters kept of a traceback or of an exception's text."""
+MAX_CAUSES = 16
+MAX_UNRAISED = 16
+"""Exceptions in finalizers that are kept of one collection."""
+LEFT = "code that it left behind (__del__, or a callback of a weak reference)"
 
 
 class Timer(Protocol):
@@ -154,6 +166,8 @@ class Guard:
         self._armed = self._timed = self._confined = False
         self._armed_wall = self._armed_cpu = 0
         self._cpu_limit, self._wall_limit = self.budget.hard_ns, self.budget.wall_ns
+        self.remains = Remains()
+        """What policies left behind, until `collect`."""
 
     def arm(self) -> bool:
         """Open a window of policy calls; False when one is open already, and then somebody else closes it.
@@ -218,6 +232,8 @@ class Guard:
                 containment.open()
         else:
             self._started_cpu = self._cpu_ns()
+            if foreign:
+                containment.look()
         self._started_wall = start = clock()
         self._watch(kind, policy, start)
         try:
@@ -241,17 +257,22 @@ class Guard:
         except BaseException as error:
             self._inside = containment.active = False
             self._calm()
-            fault = self._fault(kind, method, error)
-            self._watch(kind, None, clock())
-            raise fault from None
-        self._watch(kind, None, end)
-        spent, cost = end - start, self.costs[kind]
-        cost.calls += 1
-        cost.ns += spent
-        self.calls[kind] += 1
-        if self._ticks or spent > self.budget.soft_ns:
-            self._judge_time(kind, method)
-        return decision
+            failed = [error]
+        else:
+            self._watch(kind, None, end)
+            spent, cost = end - start, self.costs[kind]
+            cost.calls += 1
+            cost.ns += spent
+            self.calls[kind] += 1
+            if self._ticks or spent > self.budget.soft_ns:
+                self._judge_time(kind, method)
+            return decision
+        # Out of the handler, so that nothing else holds the exception: its frames hold what the policy left there.
+        fault = self._fault(kind, method, failed[0])
+        self._protected(failed.clear)
+        containment.breach(True)
+        self._watch(kind, None, clock())
+        raise fault
 
     def load(self, make: Callable[[], T]) -> T:
         """What `make` makes, which imports and constructs candidates. Raises NotLoaded; its own errors pass through.
@@ -261,18 +282,22 @@ class Guard:
         budget = self.budget
         self._cpu_limit, self._wall_limit = budget.loading_cpu_ns, budget.loading_wall_ns
         self._started_cpu, self._started_wall = self._cpu_ns(), self._clock_ns()
+        self._containment.look()
         self._timer.arm(self.tick, budget.loading_cpu_ns, budget.tick_ns)
         try:
             try:
                 self._inside = True
-                return make()
+                made = make()
+                self.remains.candidates.append(made)
+                return made
             finally:
                 self._inside = False
-        except BaseException:
+        except BaseException as error:
             self._inside = False
-            if not self._ticks:
-                raise
-            return cast("T", None)
+            if self._ticks:
+                return cast("T", None)
+            self._protected(partial(_clear_frames, error))
+            raise
         finally:
             self._loaded()
 
@@ -294,6 +319,8 @@ class Guard:
         """Somebody else's, not one of those that come with kvyard."""
         known = self._known.get(kind)
         if known is None or known[0] is not policy:
+            if known is not None and known[1]:
+                self.remains.leave(kind, known[0])
             known = self._known[kind] = (policy, type(policy).__module__.partition(".")[0] not in OURS)
         return known[1]
 
@@ -360,11 +387,19 @@ class Guard:
                 raise PolicyTimeout
             return trace
 
-        boundary = (Guard.call.__code__, Guard.load.__code__, Guard._protected.__code__)
+        boundary = (
+            Guard.call.__code__,
+            Guard.load.__code__,
+            Guard._protected.__code__,
+            Collection.run.__code__,
+        )
         while frame is not None and frame.f_code not in boundary:
             frame.f_trace = trace
             frame = frame.f_back
+        containment, active = self._containment, self._containment.active
+        containment.active = False  # a policy may not do this
         sys.settrace(trace)
+        containment.active = active
 
     def _calm(self) -> None:
         """Forget the ticks of the call that ended."""
@@ -392,12 +427,15 @@ class Guard:
     # ---- faults ---------------------------------------------------------------------------------------------
 
     def _fault(self, kind: Kind, method: str, error: BaseException) -> Fault:
+        # First of all: there may be no memory left for what follows.
+        memory = self._containment.out_of_memory() if _lacked_memory(error) else None
         cpu_ns, wall_ns = max(0, self._cpu_spent()), self._clock_ns() - self._started_wall
         spent = f"{cpu_ns / 1e6:.0f} ms and {wall_ns / 1e6:.0f} ms"
         ticks, self._ticks = self._ticks, 0
         breach = error.breach if isinstance(error, Breached) else self._containment.breach(True)
-        if breach is None and isinstance(error, MemoryError):
-            breach = self._containment.out_of_memory()
+        breach = breach or memory
+        if self._confined:  # whoever kept what there was must leave memory for what follows
+            self._containment.open()
         if breach is not None:
             return Fault(kind, breach.code, f"the policy {breach.what} in {method}()", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
@@ -411,24 +449,128 @@ class Guard:
 
     def _text_of(self, error: BaseException) -> str:
         """The exception's own text; making it runs the policy's code, so it is guarded as well."""
-        text = self._protected(lambda: str(error))
+        text: str | None = self._protected(lambda: str(error))
         return f": {text[:MAX_TEXT]}" if text else ""
 
     def _trace_of(self, error: BaseException) -> str:
         lines = self._protected(lambda: "".join(traceback.format_exception(error, limit=-20)))
-        return lines[-MAX_TEXT:]
+        return (lines or "")[-MAX_TEXT:]
 
-    def _protected(self, make: Callable[[], str]) -> str:
+    def _protected(self, make: Callable[[], T | None]) -> T | None:
         self._started_cpu, self._started_wall = self._cpu_ns(), self._clock_ns()
+        containment = self._containment
         try:
             try:
-                self._inside = True
+                self._inside = containment.active = True
                 return make()
             finally:
-                self._inside = False
+                self._inside = containment.active = False
         except BaseException:  # nothing the policy's exception does may leave the guard
-            self._inside = False
-            self._calm()
-            return ""
+            self._inside = containment.active = False
+            return None
         finally:
+            self._calm()
             self._ticks = 0
+            containment.noticed = None  # it is put out anyhow
+
+    # ---- what policies leave behind -------------------------------------------------------------------------
+
+    def collect(self, known_as: Callable[[Kind, Policy], K]) -> Blame[K] | None:
+        """Collect garbage, and let go of what policies left behind; who is to blame for its code if that did harm.
+
+        Such code has the limits of one call, all of it together. Not within a window of policy calls. `known_as`
+        is asked before, of policies that may be gone afterwards.
+        """
+        left = [
+            Suspect(one.kind, type(one.policy), known_as(one.kind, one.policy)) for one in reversed(self.remains.left)
+        ]
+        known = [(kind, policy) for kind, (policy, foreign) in self._known.items() if foreign]
+        suspects = [*(Suspect(kind, type(policy), known_as(kind, policy)) for kind, policy in known), *left]
+        del known  # its policies must be able to end
+        limits = self.budget.hard_ns, self.budget.wall_ns
+        collection: Collection[K] = Collection(
+            self._cpu_ns, self._clock_ns, tick_ns=self.budget.tick_ns, limits_ns=limits
+        )
+        if not suspects and not self.remains:
+            collection.run(self.remains, left)
+            return None
+        unraised: deque[Any] = deque(maxlen=MAX_UNRAISED)
+        hook, sys.unraisablehook = sys.unraisablehook, unraised.append
+        try:
+            self._run(collection, left)
+        finally:
+            sys.unraisablehook = hook
+        breach, ticks, self._ticks = self._containment.breach(True), self._ticks, 0
+        self._start_timer()
+        trace = self._protected(partial(_told, unraised, hook, collection.stack)) or ""
+        self._protected(unraised.clear)
+        self.disarm()
+        if ticks:
+            origin, code, what = collection.origin, "timeout", self._too_long(collection)
+        elif breach is not None:
+            origin, code, what = breach.origin, breach.code, f"the policy {breach.what} in {LEFT}"
+        else:
+            return None
+        found = collection.suspect or culprit(origin, suspects)
+        return None if found is None else Blame(found.kind, found.known_as, code, what, trace)
+
+    def _run(self, collection: Collection[K], left: list[Suspect[K]]) -> None:
+        containment = self._containment
+
+        def tick(frame: FrameType | None) -> None:
+            if self._inside and collection.over(frame):
+                self._ticks += 1
+                if self._ticks == 1:  # there may be thousands more of its kind, and each takes a tick
+                    self._timer.arm(tick, FAST_TICK_NS, FAST_TICK_NS)
+                self._escalate(frame)
+                raise PolicyTimeout
+
+        containment.open()
+        self._timer.arm(tick, self.budget.tick_ns, self.budget.tick_ns)
+        try:
+            try:
+                self._inside = containment.active = True
+                collection.run(self.remains, left)
+            finally:
+                self._inside = containment.active = False
+        except BaseException:  # a tick that came while no code of a policy's ran
+            self._inside = containment.active = False
+        finally:
+            self._timer.disarm()
+            containment.close()
+            if self._ticks:
+                sys.settrace(None)
+
+    def _too_long(self, collection: Collection[Any]) -> str:
+        limits = f"{self.budget.hard_ns / 1e6:g} ms of CPU time or {self.budget.wall_ns / 1e6:g} ms"
+        spent = f"{collection.cpu_ns / 1e6:.0f} ms and {collection.wall_ns / 1e6:.0f} ms"
+        return f"{LEFT} was not done within {limits}, and was ended after {spent}"
+
+
+def _lacked_memory(error: BaseException) -> bool:
+    # The type exactly: a class of somebody's own may have an errno that is code.
+    return isinstance(error, MemoryError) or (type(error) is OSError and error.errno == errno.ENOMEM)
+
+
+def _clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an exception and of its causes hold, and of the causes of one of ours."""
+    for _ in range(MAX_CAUSES):
+        if error is None:
+            return
+        traceback.clear_frames(error.__traceback__)
+        further = error.__cause__ or error.__context__
+        if type(error).__module__.partition(".")[0] in OURS:  # it says all that is needed
+            error.__cause__ = error.__context__ = None
+        error = further
+
+
+def _told(unraised: Iterable[Any], hook: Callable[[Any], Any], stack: traceback.StackSummary | None) -> str:
+    """The place of the first that the guard raised, or `stack`; what was raised otherwise is told as ever."""
+    ours = "" if stack is None else "".join(stack.format())[-MAX_TEXT:]
+    for args in unraised:
+        if issubclass(args.exc_type, Exception):
+            hook(args)
+        else:
+            lines = traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback, limit=-20)
+            ours = ours or "".join(lines)[-MAX_TEXT:]
+    return ours

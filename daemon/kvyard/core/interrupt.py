@@ -47,7 +47,7 @@ class SignalTimer:
         # and this runs after every call of a policy.
         if _signal.getsignal(ALARM) is not self._handler:
             what = "replaced the handler of the guard's timer"
-            signal.signal(signal.SIGALRM, self._handler)
+            _signal.signal(ALARM, self._handler)  # that of `signal` asks the old one whether it equals a constant
         if self._tick is not None and not _signal.getitimer(_signal.ITIMER_REAL)[1]:
             what = what or "switched the guard's timer off"
             signal.setitimer(signal.ITIMER_REAL, self._every_ns * NS, self._every_ns * NS)

@@ -2,30 +2,32 @@
 
 An audit hook refuses forbidden actions while a policy runs, so they never happen; a limit on the address
 space turns a wild allocation into a MemoryError before the kernel has to end somebody; and after each call
-the guard's timer and the modules of kvyard are as they were. It contains faults and is no sandbox: code that
-means harm runs with the engine's rights.
+the guard's timer, the modules of kvyard and the settings of the interpreter are as they were. It contains
+faults and is no sandbox: code that means harm runs with the engine's rights.
 """
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # the C module has no stub
 import _thread
+import gc
 import operator
 import os
 import resource
+import signal
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from kvyard.core.containment import Breach
 from kvyard.core.interrupt import SignalTimer
+from kvyard.core.remains import origin_of
 
 HEADROOM = 1 << 30
 """Address space that the calls of one step may take, in bytes."""
-REFRESH_NS = 1_000_000_000
-"""Interval at which the size of the process is read anew (10 us, so not in every step)."""
+PAGE = resource.getpagesize()
 SPAWNS = frozenset(
     {
         "_thread.start_new_thread", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.exec", "os.system",
@@ -38,6 +40,26 @@ FORBIDDEN = frozenset(
         "os.truncate", "os.link", "os.symlink", "os.chmod", "os.chown", "sqlite3.connect", "sys.addaudithook",
     }
 )  # fmt: skip
+TAMPERS = {
+    "sys.settrace": "tried to set a trace function (sys.settrace)",
+    "sys.setprofile": "tried to set a profile function (sys.setprofile)",
+    "sys.setrecursionlimit": "tried to change the recursion limit (sys.setrecursionlimit)",
+    "gc.freeze": "tried to change the garbage collector (gc.freeze)",
+    "gc.unfreeze": "tried to change the garbage collector (gc.unfreeze)",
+    "os.putenv": "tried to change the environment (os.putenv)",
+    "os.unsetenv": "tried to change the environment (os.unsetenv)",
+    "os.chdir": "tried to change the working folder (os.chdir)",
+    "os.kill": "tried to send a signal (os.kill)",
+    "os.killpg": "tried to send a signal (os.killpg)",
+    "signal.pthread_kill": "tried to send a signal (signal.pthread_kill)",
+    "resource.setrlimit": "tried to change a limit of the process (resource.setrlimit)",
+    "resource.prlimit": "tried to change a limit of the process (resource.prlimit)",
+}
+"""Events of changes to the process, in words."""
+UNAUDITED = ((sys, "setrecursionlimit"), (gc, "freeze"), (gc, "unfreeze"))
+"""Functions that raise no event of their own."""
+HANDLED = tuple(map(int, (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGPIPE, signal.SIGCHLD)))
+"""Signals whose handlers must stay: to lose one may end the engine."""
 IMPORTED = (".py", ".pyc", ".so")
 """Opening these to read is how the interpreter imports, or shows a line of code; that is judged by its time."""
 
@@ -49,19 +71,25 @@ class Refused(BaseException):
 class ProcessContainment:
     """`kvyard.core.containment.Containment` of the engine. One per process: an audit hook cannot be taken out."""
 
-    def __init__(self, timer: SignalTimer, clock_ns: Callable[[], int]) -> None:
+    def __init__(self, timer: SignalTimer) -> None:
         self.active = False
         self._timer = timer
-        self._clock_ns = clock_ns
         self.noticed: Breach | None = None
         self._limits = resource.getrlimit(resource.RLIMIT_AS)
-        self._ceiling = self._limits
-        self._read_at: int | None = None
+        self._highest = min(limit for limit in (*self._limits, sys.maxsize) if limit != resource.RLIM_INFINITY)
+        """The limit that the process has anyhow."""
+        self._size_fd = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        self._size = 0
+        self._limited = False
+        self._settings = _settings()
+        self._functions = _functions()
         self._modules: tuple[ModuleType, ...] = ()
         self._names: tuple[str, ...] = ()
         self._find: Callable[[Any], tuple[ModuleType, ...]] = lambda modules: ()
         self.protect_modules()
         _audit_thread_starts()
+        for module, name in UNAUDITED:
+            setattr(module, name, _audited(getattr(module, name), f"{module.__name__}.{name}"))
         sys.addaudithook(self._audit)
 
     # ---- modules --------------------------------------------------------------------------------------------
@@ -87,45 +115,117 @@ class ProcessContainment:
             self._refuse(Breach("spawned", f"tried to start a thread or a process ({event})"))
         elif event in FORBIDDEN and not (event == "open" and _is_import(args)):
             self._refuse(Breach("forbidden", f"tried to use files or sockets ({event} {_subject(args)})"))
+        elif event in TAMPERS:
+            self._refuse(Breach("tampered", TAMPERS[event]))
 
     def _refuse(self, breach: Breach) -> None:
-        self.noticed = self.noticed or breach
+        if self.noticed is None:
+            self.noticed = breach._replace(origin=origin_of(sys._getframe(2)))
         raise Refused(breach.what)
 
     # ---- memory ---------------------------------------------------------------------------------------------
 
     def open(self) -> None:
-        """Limit the address space to what there is and HEADROOM."""
-        now = self._clock_ns()
-        if self._read_at is None or now - self._read_at > REFRESH_NS:
-            self._read_at = now
-            self._ceiling = (_address_space() + HEADROOM, self._limits[1])
-        resource.setrlimit(resource.RLIMIT_AS, self._ceiling)
+        """Limit the address space to what there is and HEADROOM, and remember the settings."""
+        self.look()
+        self._limited = True
+        self._limit()
+
+    def _limit(self) -> None:
+        self._size = self._address_space()
+        resource.setrlimit(resource.RLIMIT_AS, (min(self._size + HEADROOM, self._highest), self._limits[1]))
 
     def close(self) -> None:
         """Lift the limit: the model may take what it needs."""
+        self._limited = False
         resource.setrlimit(resource.RLIMIT_AS, self._limits)
 
     def out_of_memory(self) -> Breach | None:
-        """A breach unless the engine itself has used the headroom up since its size was read."""
-        self._read_at = None
-        left = self._ceiling[0] - _address_space()
-        if left < HEADROOM // 2:
+        """A breach unless the process had less than the half of HEADROOM left before the policies were called."""
+        had = min(HEADROOM, self._highest - self._size)
+        if self._limited:  # whoever kept what there was must leave something for what follows
+            self._limit()
+        if had < HEADROOM // 2:
             return None
-        return Breach("memory", f"asked for more memory at once than the {HEADROOM >> 20} MiB that a policy may take")
+        return Breach("memory", f"took more memory than the {HEADROOM >> 20} MiB that policies may take in a step")
+
+    def _address_space(self) -> int:
+        return int(os.pread(self._size_fd, 32, 0).split(None, 1)[0]) * PAGE
 
     # ---- after a call ---------------------------------------------------------------------------------------
 
+    def look(self) -> None:
+        """What the settings are now is what they must be after the calls that follow."""
+        self._settings, self._functions = _settings(), _functions()
+
     def breach(self, thorough: bool) -> Breach | None:
-        """What the call did; the timer and the modules are put right."""
+        """What the call did; the timer, the modules and the settings are put right."""
         noticed, self.noticed = self.noticed, None
-        tampered = self._timer.restore() if thorough else ""
+        tampered = (self._timer.restore() or self._restore()) if thorough else ""
         if thorough and not self._modules_intact():
             sys.modules.update(zip(self._names, self._modules, strict=True))
             tampered = tampered or "replaced a module of kvyard"
         if noticed is None and tampered:
             return Breach("tampered", tampered)
         return noticed
+
+    def _restore(self) -> str:
+        """Put right what somebody did to the settings; what that was, empty when nothing."""
+        changed = []
+        if _settings() != self._settings:
+            changed += _put_settings_back(self._settings)
+        # By identity: an equality of somebody's own would run here.
+        if not all(map(operator.is_, _functions(), self._functions)):
+            changed += _put_functions_back(self._functions)
+        return f"changed {', '.join(changed)}" if changed else ""
+
+
+Settings = tuple[int, float, bool, tuple[int, int, int]]
+
+
+def _settings() -> Settings:
+    return sys.getrecursionlimit(), sys.getswitchinterval(), gc.isenabled(), gc.get_threshold()
+
+
+def _functions() -> list[Any]:
+    return [sys.gettrace(), sys.getprofile(), *map(_signal.getsignal, HANDLED)]
+
+
+def _put_settings_back(wanted: Settings) -> list[str]:
+    """The settings that were different, by name."""
+    limit, interval, collects, threshold = wanted
+    changed = []
+    if sys.getrecursionlimit() != limit:
+        changed.append("the recursion limit (sys.setrecursionlimit)")
+        sys.setrecursionlimit(limit)
+    if sys.getswitchinterval() != interval:
+        changed.append("the threads' interval (sys.setswitchinterval)")
+        sys.setswitchinterval(interval)
+    if gc.isenabled() != collects:
+        changed.append(f"the garbage collector (gc.{'disable' if collects else 'enable'})")
+        (gc.enable if collects else gc.disable)()
+    if gc.get_threshold() != threshold:
+        changed.append("the garbage collector (gc.set_threshold)")
+        gc.set_threshold(*threshold)
+    return changed
+
+
+def _put_functions_back(wanted: list[Any]) -> list[str]:
+    """The functions that were others, by name. The guard itself takes a trace function away when it used its own."""
+    trace, profile, *handlers = wanted
+    changed = []
+    if (now := sys.gettrace()) is not None and now is not trace:
+        changed.append("the trace function (sys.settrace)")
+        sys.settrace(trace)
+    if sys.getprofile() is not profile:
+        changed.append("the profile function (sys.setprofile)")
+        sys.setprofile(profile)
+    for number, handler in zip(HANDLED, handlers, strict=True):
+        if _signal.getsignal(number) is not handler:
+            changed.append(f"the handler of {signal.Signals(number).name}")
+            if handler is not None:
+                _signal.signal(number, handler)  # that of `signal` asks the old one whether it equals a constant
+    return changed
 
 
 def _is_import(args: tuple[Any, ...]) -> bool:
@@ -141,11 +241,6 @@ def _subject(args: tuple[Any, ...]) -> str:
     return first[:200] if type(first) is str else type(first).__name__
 
 
-def _address_space() -> int:
-    pages = int(Path("/proc/self/statm").read_text().split(maxsplit=1)[0])
-    return pages * resource.getpagesize()
-
-
 def _audit_thread_starts() -> None:
     """Let thread starts raise an audit event in the Pythons that have none (up to 3.12)."""
     for module, name in (
@@ -157,12 +252,12 @@ def _audit_thread_starts() -> None:
     ):
         start = getattr(module, name, None)
         if start is not None:
-            setattr(module, name, _audited(start))
+            setattr(module, name, _audited(start, "_thread.start_new_thread"))
 
 
-def _audited(start: Callable[..., Any]) -> Callable[..., Any]:
+def _audited(call: Callable[..., Any], event: str) -> Callable[..., Any]:
     def audited(*args: Any, **kwargs: Any) -> Any:  # noqa: ANN401 - whatever the original takes
-        sys.audit("_thread.start_new_thread")
-        return start(*args, **kwargs)
+        sys.audit(event)
+        return call(*args, **kwargs)
 
     return audited

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 from kvyard.core.advice import Exit
 from kvyard.core.guard import Fault, NotLoaded
+from kvyard.core.remains import Blame
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SwapBusy, SwapTicket
 from kvyard.engine.policies import Loader, Quarantined, describe_builtin, describe_policy
@@ -19,6 +20,15 @@ from kvyard.policy.registry import RegistryError
 
 EXPORT_S = 5.0
 """Interval between two exports of the policies' state, in seconds."""
+
+
+class Known(NamedTuple):
+    """A policy in the words of operators."""
+
+    label: str
+    """`kind/name`."""
+    version: str
+    in_charge: bool
 
 
 class ControlError(Exception):
@@ -109,6 +119,21 @@ class Controls:
     def ejections(self) -> list[Ejected]:
         """Policies put out since the last call."""
         return [self._ejected(exit_) for exit_ in self._scheduler.take_exits()]
+
+    def known_as(self, kind: Kind, policy: Policy) -> Known:
+        """How a policy is known to operators, and whether it is in charge."""
+        in_charge = self._scheduler.policies.get(kind) is policy
+        return Known(self._loader.label(kind, policy), self._loader.version(policy), in_charge)
+
+    def blamed(self, blame: Blame[Known]) -> list[Ejected]:
+        """Put a policy out for what it left behind; one that has left already goes into quarantine all the same."""
+        policy, version, in_charge = blame.known_as
+        step = self._scheduler.ledger.step
+        if not in_charge:
+            return [Ejected(policy, blame.code, blame.message, step, blame.trace, version=version, in_charge=False)]
+        with self._scheduler.guard.armed():
+            self._scheduler.advice.eject(Fault(blame.kind, blame.code, blame.message, blame.trace))
+        return self.ejections()
 
     def _ejected(self, exit_: Exit) -> Ejected:
         self._recorder.generation += 1

@@ -72,7 +72,7 @@ class EngineLoop:
 
     def run(self) -> None:
         """Work until told to stop. Raises FrontGone when the front is gone."""
-        gc.collect()
+        self._collect()
         gc.freeze()
         gc.disable()
         while not self._stopping:
@@ -113,11 +113,22 @@ class EngineLoop:
         self._p.page.phase(EnginePhase.IDLE, self._ns())
         generation = self._p.recorder.generation
         # A policy that left, and the modules of its generation, hold each other in cycles.
-        if self._steps_since_collect >= COLLECT_AFTER_STEPS or generation != self._collected_generation:
+        changed = generation != self._collected_generation or self._p.scheduler.guard.remains
+        if changed or self._steps_since_collect >= COLLECT_AFTER_STEPS:
             self._steps_since_collect, self._collected_generation = 0, generation
-            gc.collect()
+            self._collect()
         self._p.recorder.idle()
         self._p.channel.wait(None)
+
+    def _collect(self) -> None:
+        """What policies left behind may have code, so the guard does it, and the supervisor looks on."""
+        page, controls = self._p.page, self._p.controls
+        page.phase(EnginePhase.CONTROL, self._ns())
+        blame = self._p.scheduler.guard.collect(controls.known_as)
+        if blame is not None:
+            for ejected in controls.blamed(blame):
+                self._p.channel.send(ejected)
+        page.phase(EnginePhase.IDLE, self._ns())
 
     def _ready_for_step(self) -> bool:
         if self._p.channel.backlogged:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, cast
@@ -46,7 +47,7 @@ class Loader:
         self._watch = watch
         self.origins: dict[str, tuple[str, str]] = {}
         """`kind/name` to distribution and version."""
-        self._made: list[tuple[Policy, str, str]] = []
+        self._made: list[tuple[weakref.ref[Policy], str, str]] = []
         """Policies, their `kind/name`, and the version of the distribution that each was made from."""
         self.notes: list[str] = []
         """What could not be used as asked at the start, and what was taken instead."""
@@ -81,19 +82,20 @@ class Loader:
         with self._watch(f"{kind}/{name}"):
             loaded = registry.load(kind, name, dict(params))
         self.origins[f"{kind}/{name}"] = (loaded.distribution, loaded.version)
-        self._made = [*self._made[-KEPT_NAMES:], (loaded.policy, f"{kind}/{name}", loaded.version)]
+        # Weak: the end of a policy may run code of its own, and is for the guard to bring about.
+        self._made = [*self._made[-KEPT_NAMES:], (weakref.ref(loaded.policy), f"{kind}/{name}", loaded.version)]
         return loaded.policy
 
     def label(self, kind: Kind, policy: Policy) -> str:
         """`kind/name` as operators know the policy. By identity: its own `__eq__` would run outside the guard."""
         for made, label, _ in reversed(self._made):
-            if made is policy:
+            if made() is policy:
                 return label
         return f"{kind}/{policy.name or type(policy).__name__}"
 
     def version(self, policy: Policy) -> str:
         """The version of the distribution that the policy was made from, empty when it is not known any more."""
-        return next((version for made, _, version in reversed(self._made) if made is policy), "")
+        return next((version for made, _, version in reversed(self._made) if made() is policy), "")
 
     def at_start(
         self,

@@ -151,7 +151,7 @@ def assemble(
         clock_ns=time.perf_counter_ns,
         cpu_ns=time.thread_time_ns,
         timer=timer,
-        containment=ProcessContainment(timer, time.perf_counter_ns),
+        containment=ProcessContainment(timer),
         watch=_PolicyWatch(page, loader.label),
     )
     scheduler = Scheduler(

@@ -194,7 +194,9 @@ class PolicyDesk:
         self._log.add("release", f"{policy} may be loaded again", who=str(who))
 
     def ejected(self, message: Ejected) -> QuarantineEntry:
-        """The engine put a policy out; the built-in of its kind is in charge."""
+        """The engine put a policy out; the built-in of its kind is in charge, unless the policy had left before."""
+        if not message.in_charge:
+            return self._put_away(message, message.version, "was put out after it had left", "nothing changed")
         kinds = {policy.partition("/")[0] for policy in (message.policy, *message.with_it)}
         self.in_charge.put_out(kinds & set(KINDS))
         self.in_charge.generation += 1

@@ -239,6 +239,8 @@ class Ejected(Struct, array_like=True, tag="ejected"):
     """The last decisions of its kind, oldest first: `step`, `call`, `answer`."""
     version: str = ""
     """Of the distribution it came from, empty where it is not known."""
+    in_charge: bool = True
+    """False when it had left before: then nothing took over from it."""
 
 
 class PolicyState(Struct, array_like=True, tag="policy-state"):

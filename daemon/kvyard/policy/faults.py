@@ -21,10 +21,10 @@ CODES: Mapping[str, str] = {
     "stalled": "work waits and nothing is scheduled for a second, or, with wake-ups declared, for two minutes",
     "starving": "a request is passed over by more than a thousand others that are no more urgent, or too long",
     "thrashing": "a request gave way to later ones 32 times in a row, each time before it won a quarter of its loss",
-    "memory": "it asked for more memory than a policy may take",
+    "memory": "it took more memory than a policy may take, at once, in pieces or mapped",
     "spawned": "it tried to start a thread or a process",
     "forbidden": "it tried to open a file or a socket",
-    "tampered": "it changed the guard's timer or its signal, or replaced a module of kvyard",
+    "tampered": "it changed the guard's timer, a module of kvyard or a setting of the process, or tried to",
     "hung": "the engine was stuck in its code and had to be ended",
     "crashed": "the engine ended while its code ran",
 }

@@ -1,5 +1,7 @@
 """Does to the process what a policy must not do."""
 
+import gc
+import mmap
 import os
 import signal
 import socket
@@ -8,6 +10,7 @@ import sys
 import threading
 import types
 
+import numpy as np
 from kvyard.policy import Admission, Snapshot
 
 from kvyard_faulty.trigger import FaultyAdmission
@@ -99,6 +102,101 @@ class Allocates(FaultyAdmission):
 
     def fault(self, s: Snapshot) -> Admission:
         self.hoard = bytearray(4 << 30)
+        return Admission(s.waiting)
+
+
+class AllocatesInPieces(FaultyAdmission):
+    """Takes 4 GiB in pieces, and keeps them."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        self.hoard = []
+        for _ in range(64):
+            self.hoard.append(np.empty(64 << 20, np.uint8))
+        return Admission(s.waiting)
+
+
+class AllocatesUntilItFails(FaultyAdmission):
+    """Takes small pieces until there are no more."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        hoard = []
+        while True:
+            hoard.append(np.empty(1 << 20, np.uint8))
+
+
+class Maps(FaultyAdmission):
+    """Maps 8 GiB."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        self.hoard = mmap.mmap(-1, 8 << 30)
+        return Admission(s.waiting)
+
+
+class SetsRecursionLimit(FaultyAdmission):
+    """Lets itself recurse until the stack is full, and hides that it could not."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        try:
+            sys.setrecursionlimit(10**9)
+        except BaseException:
+            pass
+        return Admission(s.waiting)
+
+
+class SwitchesCollectorOn(FaultyAdmission):
+    """Lets garbage be collected in the midst of the engine's steps."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        gc.set_threshold(1)
+        gc.enable()
+        return Admission(s.waiting)
+
+
+class Freezes(FaultyAdmission):
+    """Hides garbage from the collector for ever."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        gc.freeze()
+        return Admission(s.waiting)
+
+
+class Traces(FaultyAdmission):
+    """Has every line that the engine runs go through it."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        sys.settrace(lambda *_: None)
+        return Admission(s.waiting)
+
+
+class Profiles(FaultyAdmission):
+    """Has every call that the engine makes go through it."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        sys.setprofile(lambda *_: None)
+        return Admission(s.waiting)
+
+
+class SetsSwitchInterval(FaultyAdmission):
+    """Changes how often threads take turns."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        sys.setswitchinterval(10.0)
+        return Admission(s.waiting)
+
+
+class HandlesPipe(FaultyAdmission):
+    """Lets a closed connection end the engine."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)
+        return Admission(s.waiting)
+
+
+class ClearsEnvironment(FaultyAdmission):
+    """Takes the engine's environment away."""
+
+    def fault(self, s: Snapshot) -> Admission:
+        os.environ.clear()
         return Admission(s.waiting)
 
 
