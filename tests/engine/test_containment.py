@@ -202,6 +202,29 @@ with guard.armed():
     assert run(code).splitlines() == [told, "True"]
 
 
+@pytest.mark.parametrize("clause", ["except BaseException: pass", "finally: continue"])
+def test_ending_code_that_catches_everything_is_no_tampering(clause: str) -> None:
+    """The guard ends it with a trace function, which policies may not set."""
+    code = f"""
+from kvyard.core.guard import Fault, Guard
+from kvyard.policy import Policy
+class Loops(Policy):
+    kind = "admission"
+    def admit(self):
+        while True:
+            try: sum(range(100))
+            {clause}
+guard = Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, containment=inside)
+for _ in range(2):
+    with guard.armed():
+        try:
+            guard.call("admission", Loops(), "admit", lambda value: value)
+        except Fault as fault:
+            print(fault.code, sys.gettrace())
+"""
+    assert run(code).splitlines() == ["timeout None"] * 2
+
+
 def test_memory_that_the_engine_took_is_not_the_policys_fault() -> None:
     code = """
 inside.open()

@@ -115,8 +115,13 @@ class ProcessContainment:
             self._refuse(Breach("spawned", f"tried to start a thread or a process ({event})"))
         elif event in FORBIDDEN and not (event == "open" and _is_import(args)):
             self._refuse(Breach("forbidden", f"tried to use files or sockets ({event} {_subject(args)})"))
-        elif event in TAMPERS:
+        elif event in TAMPERS and not (event == "sys.settrace" and self._guard_traces()):
             self._refuse(Breach("tampered", TAMPERS[event]))
+
+    def _guard_traces(self) -> bool:
+        # The guard's trace function ends code that catches everything; where it raises, the interpreter takes it
+        # away, which is the same event.
+        return sys.gettrace() is not self._functions[0]
 
     def _refuse(self, breach: Breach) -> None:
         if self.noticed is None:

@@ -116,12 +116,12 @@ class AllocatesInPieces(FaultyAdmission):
 
 
 class AllocatesUntilItFails(FaultyAdmission):
-    """Takes small pieces until there are no more."""
+    """Takes pieces until there are no more."""
 
     def fault(self, s: Snapshot) -> Admission:
         hoard = []
         while True:
-            hoard.append(np.empty(1 << 20, np.uint8))
+            hoard.append(np.empty(16 << 20, np.uint8))
 
 
 class Maps(FaultyAdmission):
