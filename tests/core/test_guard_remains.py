@@ -329,7 +329,7 @@ def test_other_exceptions_of_a_finalizer_are_told_as_ever(timed: Watched, capsys
 def sampled(*steps: tuple[int, int]) -> list[bool]:
     """Whether it is over at each tick, after so much CPU time and wall time (ms) since the one before."""
     cpu, wall = Clock(), Clock()
-    collection = Collection(cpu, wall, tick_ns=10 * MS, limits_ns=(50 * MS, 500 * MS))
+    collection: Collection[str] = Collection(cpu, wall, tick_ns=10 * MS, limits_ns=(50 * MS, 500 * MS))
     over = []
     for cpu_ms, wall_ms in steps:
         cpu.ns += cpu_ms * MS
