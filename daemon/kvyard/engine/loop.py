@@ -155,7 +155,7 @@ class EngineLoop:
             prompt_len=len(prompt),
             max_new=sequence.max_new,
             prompt=prompt,
-            emitted=np.frombuffer(sequence.emitted, np.int32),
+            emitted=np.frombuffer(sequence.emitted, np.int32) if sequence.emitted else None,
             priority=sequence.priority,
             tenant=sequence.tenant,
             deadline=sequence.deadline,
