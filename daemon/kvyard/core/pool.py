@@ -25,7 +25,7 @@ class BlockPool:
         self.state = Blocks.of(blocks)
         """Changed here and by the compiled loops alone."""
         if index is not None:
-            index.named = self.state.named
+            index.tell(self.state.named)
         # A memoryview gives an int in a third of the time that a numpy scalar takes.
         self._counts = memoryview(self.state.counts.data)
 

@@ -66,11 +66,14 @@ class PrefixIndex:
 
     def __init__(self, blocks: int) -> None:
         self.digests: list[bytes | None] = [None] * blocks
-        self.named: BoolArray = np.zeros(blocks, np.bool_)
-        """Which of them have one: the pool's own array, where there is a pool."""
+        self._named = np.zeros(blocks, np.bool_).data
         self.evicted = 0
         # An int where one block has the digest (nearly always), a dictionary as ordered set otherwise.
         self._blocks: dict[bytes, int | dict[int, None]] = {}
+
+    def tell(self, named: BoolArray) -> None:
+        """From now on `named` (by block) says which blocks have a digest; none of them has one now."""
+        self._named = named.data
 
     def find(self, digest: bytes) -> int | None:
         """A block with this content."""
@@ -83,12 +86,12 @@ class PrefixIndex:
 
     def publish_all(self, named: Iterable[tuple[int, bytes]]) -> None:
         """`publish` for each block with its digest."""
-        names, known, new = self.digests, self._blocks, []
+        names, known, told = self.digests, self._blocks, self._named
         for block, digest in named:
             if names[block] is not None:
                 continue
             names[block] = digest
-            new.append(block)
+            told[block] = True
             found = known.setdefault(digest, block)
             if found is block:
                 continue
@@ -96,26 +99,25 @@ class PrefixIndex:
                 found[block] = None
             elif found != block:
                 known[digest] = {found: None, block: None}
-        self.named[new] = True
 
     def forget(self, block: int) -> None:
         """`block` is about to be overwritten, or was never filled. Does nothing to a block without a name."""
-        self.forget_all([block])
+        self.forget_all((block,))
 
-    def forget_all(self, blocks: list[int]) -> None:
+    def forget_all(self, blocks: Iterable[int]) -> None:
         """`forget` for each of `blocks`."""
-        names, known = self.digests, self._blocks
+        names, known, told = self.digests, self._blocks, self._named
         for block in blocks:
             digest = names[block]
             if digest is None:
                 continue
             names[block] = None
+            told[block] = False
             self.evicted += 1
             found = known.pop(digest)
             if isinstance(found, dict):
                 del found[block]
                 known[digest] = found if len(found) > 1 else next(iter(found))
-        self.named[blocks] = False
 
     def audit(self) -> list[str]:
         """Every broken invariant in words."""
