@@ -173,16 +173,19 @@ def test_output_is_taken_in_as_numpy_would(rows: int, known: bool, seed: int) ->
     computed, total = np.full(12, -1, np.int64), np.full(12, -1, np.int64)
     limit = np.array([random.randint(1, 12) for _ in range(12)], np.int64)
     prompt = np.array([random.random() < 0.5 for _ in range(12)], np.bool_)
-    contents, over = (np.full((12, 16), -1, np.int32) if known else NO_CONTENTS), np.zeros(rows, np.int64)
+    contents = np.full((12, 16), -1, np.int32) if known else NO_CONTENTS
+    over, stopped = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
     was_prompt, upto = prompt.copy(), computed_before + granted
     ended, prompts = take_in(
-        slots, granted, computed_before, samples, computed, total, limit, prompt, contents, tokens, stop, over
+        slots, granted, computed_before, samples, computed, total, limit, prompt, contents, tokens, stop, over, stopped
     )  # fmt: skip
     sampling = slots[samples]
     assert computed[slots].tolist() == upto.tolist()
     assert total[sampling].tolist() == (upto[samples] + 1).tolist()
     assert set(total[slots[~samples]].tolist()) <= {-1}
-    assert over[:ended].tolist() == np.flatnonzero(stop | (upto[samples] + 1 >= limit[sampling])).tolist()
+    ends = stop | (upto[samples] + 1 >= limit[sampling])
+    assert over[:ended].tolist() == sampling[ends].tolist()
+    assert stopped[:ended].tolist() == stop[ends].tolist()
     assert prompts == int(was_prompt[sampling].sum())
     assert not prompt[sampling].any()
     assert (prompt[slots[~samples]] == was_prompt[slots[~samples]]).all()

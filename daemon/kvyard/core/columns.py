@@ -124,17 +124,16 @@ class RowColumns:
 
     def vacate_all(self, rows: IntArray) -> list[SequenceState]:
         """Take back the rows of sequences that end, out of `order` too; their blocks are given back already."""
-        owner, given_up = self.owner, self._given_up
+        owner, cells, given_up = self.owner, self.cells, rows.tolist()
         gone: list[SequenceState] = []
-        for row, total in zip(rows.tolist(), self.total[rows].tolist(), strict=True):
+        for row in given_up:
             seq = owner[row]
             assert seq is not None
             gone.append(seq)
-            seq.total, seq.row = total, NO_ROW
+            seq.total, seq.row = cells.total[row], NO_ROW
             owner[row] = None
-            given_up.append(row)
-        self.live[rows] = False
-        self.prompt[rows] = False
+            cells.live[row] = cells.prompt[row] = False
+        self._given_up += given_up
         self.close_ranks()
         return gone
 

@@ -7,7 +7,7 @@ unless the policy allows some to be passed over.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,8 +20,7 @@ from kvyard.core.plan import Admitted, BlockCopy
 from kvyard.core.sequence import SequenceState
 
 
-@dataclass(slots=True)
-class Offer:
+class Offer(NamedTuple):
     """What a candidate would get now, and what is missing for it."""
 
     hits: list[int]

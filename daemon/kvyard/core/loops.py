@@ -283,7 +283,7 @@ def _gather(
 
 @_compiled(
     _PAIR, _COLUMN, _COLUMN, _COLUMN, _FLAGS, _COLUMN, _COLUMN, _COLUMN, _FLAGS, _TABLE, _NUMBERS,
-    _FLAGS, _COLUMN,
+    _FLAGS, _COLUMN, _FLAGS,
 )  # fmt: skip
 def _take_in(
     rows: IntArray,
@@ -298,12 +298,13 @@ def _take_in(
     tokens: TokenArray,
     stop: BoolArray,
     over: IntArray,
+    stopped: BoolArray,
 ) -> tuple[int, int]:
     """What a step computed, and the next of `tokens` for each of `rows` that samples.
 
-    There is a token and a stop flag for each that samples. Whoever stops or is at its length is put into `over`, as
-    places among those. Returns how many of them there are, and how many prompts ended. Where `contents` has no
-    columns, tokens are not kept.
+    There is a token and a stop flag for each that samples. Whoever stops or is at its length is put into `over`, and
+    into `stopped` whether it stops. Returns how many of them there are, and how many prompts ended. Where `contents`
+    has no columns, tokens are not kept.
     """
     place, ended, prompts = 0, 0, 0
     keep = contents.shape[1] > 0
@@ -320,7 +321,7 @@ def _take_in(
             contents[row, upto] = tokens[place]
         total[row] = upto + 1
         if stop[place] or upto + 1 >= limit[row]:
-            over[ended] = place
+            over[ended], stopped[ended] = row, stop[place]
             ended += 1
         place += 1
     return ended, prompts

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain, islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -33,6 +33,17 @@ from kvyard.policy.base import Kind, Policy
 from kvyard.policy.params import Value
 
 __all__ = ["NeverFits", "PolicySet", "RequestState", "Scheduler"]
+
+
+class PoolCounts(NamedTuple):
+    """KV blocks; the three add up to the pool."""
+
+    used: int
+    """Held by sequences."""
+    cached: int
+    """Free, with reusable content."""
+    free: int
+    """Free and empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,28 +238,27 @@ class Scheduler:
             raise ValueError(
                 f"{count} rows of step {plan.step} sample, with {len(tokens)} tokens and {len(stop)} flags"
             )
-        over = np.empty(count, np.int64)
+        over, stopped = np.empty(count, np.int64), np.empty(count, np.bool_)
         contents = cols.tokens if self.ledger.contents else NO_CONTENTS
         ended, prompts = take_in(
             rows, plan.granted, plan.computed, samples, cols.computed, cols.total, cols.limit, cols.prompt, contents,
-            np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(stop, np.bool_), over,
+            np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(stop, np.bool_), over, stopped,
         )  # fmt: skip
         self.ledger.prompts -= prompts
         if count < len(rows):
-            rows, ids = rows[samples], ids[samples]
+            ids = ids[samples]
         for host in state.withdrawals.values():
             if host:
                 self.ledger.host.release(host)
-        finished = self._finish_rows(rows, stop, over[:ended]) if ended else []
+        finished = self._finish_rows(over[:ended], stopped[:ended]) if ended else []
         self.ledger.count.decode_steps += state.decodes > 0
         self._close_step()
         return Committed(ids, finished)
 
-    def _finish_rows(self, rows: IntArray, stop: BoolArray, over: IntArray) -> list[tuple[int, str]]:
-        """Those at these places among `rows` have ended."""
-        stopped = stop[over].tolist()
-        ended = self.ledger.finish_rows(rows[over])
-        finished = [(seq.id, "stop" if by_stop else "length") for seq, by_stop in zip(ended, stopped, strict=True)]
+    def _finish_rows(self, rows: IntArray, stopped: BoolArray) -> list[tuple[int, str]]:
+        """These have ended, by a stop or by their length."""
+        ended, flags = self.ledger.finish_rows(rows), stopped.tolist()
+        finished = [(seq.id, "stop" if by_stop else "length") for seq, by_stop in zip(ended, flags, strict=True)]
         self._journal.ended(finished)
         return finished
 
@@ -339,6 +349,12 @@ class Scheduler:
     def blocks_free(self) -> int:
         """Free and empty KV blocks; the three add up to the pool."""
         return self.ledger.pool.free - self.ledger.pool.free_cached
+
+    def pool_counts(self) -> PoolCounts:
+        """The three numbers of KV blocks at once, for the record of every step."""
+        pool = self.ledger.pool
+        free, cached = pool.free, pool.free_cached
+        return PoolCounts(pool.blocks - free, cached, free - cached)
 
     def generated(self, slots: IntArray) -> IntArray:
         """Output tokens so far of running sequences, by slot."""

@@ -77,6 +77,7 @@ class Recorder:
         self._ended = self._last
         copied = sum([len(copy.source) for copy in plan.copies]) if plan.copies else 0
         scheduler.observe(parts.decode_tokens, parts.prompt_tokens, (self._model + self._sample) / 1e9, copied)
+        pool = scheduler.pool_counts()
         record = StepRecord(
             step=plan.step,
             at=self._at,
@@ -88,9 +89,9 @@ class Recorder:
             running=scheduler.running,
             waiting=waiting,
             swapped=scheduler.swapped,
-            blocks_used=scheduler.blocks_used,
-            blocks_cached=scheduler.blocks_cached,
-            blocks_free=scheduler.blocks_free,
+            blocks_used=pool.used,
+            blocks_cached=pool.cached,
+            blocks_free=pool.free,
             admitted=parts.admitted,
             preempted=parts.preempted,
             finished=parts.finished,

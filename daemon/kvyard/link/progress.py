@@ -104,8 +104,10 @@ class ProgressPage:
 
     def policy(self, name: str, now_ns: int) -> None:
         """The engine enters a policy, `kind/name`."""
-        self._tell(name)
-        self.phase(EnginePhase.POLICY, now_ns)
+        if name is not self._name:
+            self._tell(name)
+        self._cells[_PHASE_AT] = now_ns
+        self._cells[_PHASE] = EnginePhase.POLICY
 
     @contextmanager
     def candidate(self, name: str) -> Iterator[None]:
@@ -119,10 +121,9 @@ class ProgressPage:
             self.phase(before, time.monotonic_ns())
 
     def _tell(self, name: str) -> None:
-        if name is not self._name:
-            self._name = name
-            raw = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
-            self._words[_NAME_AT:_IDS_AT] = np.frombuffer(raw, np.int64)
+        self._name = name
+        raw = name.encode()[:_NAME_BYTES].ljust(_NAME_BYTES, b"\0")
+        self._words[_NAME_AT:_IDS_AT] = np.frombuffer(raw, np.int64)
 
     def step(self, number: int, now_ns: int) -> None:
         """A step starts."""
