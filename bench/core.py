@@ -282,10 +282,9 @@ def engine(link: socket.socket, case: Case) -> None:
     assert start.kv_blocks is not None
     assert start.max_model_len is not None
     size = PoolSize(start.kv_blocks, start.max_model_len)
-    # Processor time of this thread: what other processes do on the machine is not the engine's cost.
     page = ProgressPage(ProgressPage.create())
     fixed: Any = FixedToken()
-    made = assemble(start, policies, loader, loaded, size, channel, page, time.thread_time_ns, fixed)
+    made = assemble(start, policies, loader, loaded, size, channel, page, sampler=fixed)
     if not case.batch:
         made.loop._compute = partial(fixed_tokens, made.loop._p.recorder)  # type: ignore[method-assign]
     channel.send(made.info)
