@@ -21,7 +21,6 @@ import os
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
