@@ -145,6 +145,32 @@ print(policy(lambda: None), gc.isenabled(), sys.getrecursionlimit())
     assert run(code) == "('', None) False 5000"
 
 
+def test_what_the_engine_changed_since_the_last_call_is_nobodys_fault_even_without_another_call() -> None:
+    says = run("""
+from kvyard.core.guard import Fault, Guard
+from kvyard.policy import Admission, AdmissionPolicy
+
+class Theirs(AdmissionPolicy):
+    def admit(self, s):
+        return Admission(())
+
+guard, theirs = Guard(clock_ns=time.monotonic_ns, containment=inside), Theirs()
+with guard.armed():
+    guard.call("admission", theirs, "admit", lambda value: value, None)
+gc.disable()
+with guard.armed():
+    guard.examine("admission", theirs)
+guard.settled()
+theirs.admit = None
+with guard.armed():
+    try:
+        guard.call("admission", theirs, "admit", lambda value: value, None)
+    except Fault as fault:
+        print(fault.code, gc.isenabled())
+""")
+    assert says == "raised False"
+
+
 def test_a_functions_own_equality_is_not_asked() -> None:
     code = """
 class Sly:

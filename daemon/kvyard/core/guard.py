@@ -326,11 +326,15 @@ class Guard:
 
     def examine(self, kind: Kind, policy: Policy) -> None:
         """Look for what many calls in a row of `kind` may have done to the process. Raises Fault."""
-        if not self.is_foreign(kind, policy):
-            return
+        if not self._confined or not self.is_foreign(kind, policy):
+            return  # nothing of somebody else's ran in this window
         breach = self._containment.breach(True)
         if breach is not None:
             raise Fault(kind, breach.code, f"the policy {breach.what}")
+
+    def settled(self) -> None:
+        """The process has the settings that it keeps: what they are now is what policies must leave."""
+        self._containment.look()
 
     def forgive(self, kind: Kind) -> None:
         """Another policy is in charge of `kind`: it starts with a clean slate."""

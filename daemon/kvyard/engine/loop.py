@@ -75,6 +75,7 @@ class EngineLoop:
         self._collect()
         gc.freeze()
         gc.disable()
+        self._p.scheduler.guard.settled()
         while not self._stopping:
             self._inbox()
             if self._stopping or not self._ready_for_step():
