@@ -177,7 +177,8 @@ def test_output_is_taken_in_as_numpy_would(rows: int, known: bool, seed: int) ->
     over, stopped = np.zeros(rows, np.int64), np.zeros(rows, np.bool_)
     was_prompt, upto = prompt.copy(), computed_before + granted
     ended, prompts = take_in(
-        slots, granted, computed_before, samples, computed, total, limit, prompt, contents, tokens, stop, over, stopped
+        slots, granted, computed_before, samples, computed, total, limit, prompt, contents, tokens, stop,
+        over, stopped,
     )  # fmt: skip
     sampling = slots[samples]
     assert computed[slots].tolist() == upto.tolist()
