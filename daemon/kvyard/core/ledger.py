@@ -305,12 +305,8 @@ class Ledger:
         if index is None or not self.contents:
             return
         count = find_filled(rows, cols.total, cols.tables, cols.tokens, full)
-        raw, width, owner, next_digest = (
-            full.tokens[:count].tobytes(),
-            full.tokens.strides[0],
-            cols.owner,
-            self._chain.next,
-        )
+        raw, width = full.tokens[:count].tobytes(), full.tokens.strides[0]
+        owner, next_digest = cols.owner, self._chain.next
         lists = (column[:count].tolist() for column in (full.rows, full.counts, full.blocks))
         for at, (row, held, block) in enumerate(zip(*lists, strict=True)):
             seq = owner[row]
