@@ -33,7 +33,7 @@ class Journal:
         self._queue_reason: tuple[str, int] = ("", -1)
         self._explained: dict[int, str] = {}
         """Sequences whose own reason the record knows."""
-        self._admission: object = None
+        self.admission: object = None
         """The admission policy that these reasons are of."""
 
     @property
@@ -92,9 +92,7 @@ class Journal:
 
     def under(self, admission: object) -> list[int]:
         """`admission` decides from now on: the sequences whose reason was another policy's, and is forgotten."""
-        if self._admission is admission:
-            return []
-        self._admission = admission
+        self.admission = admission
         gone = list(self._explained)
         for id in gone:
             self._forget(id)

@@ -90,6 +90,12 @@ def _compiled(*signature: Any) -> Callable[[F], F]:  # noqa: ANN401 - numba has 
     return compiled
 
 
+def _part(loop: F) -> F:
+    """Compiled with the loops that call it, and kept with them."""
+    made: F = njit(loop, error_model="numpy")
+    return made
+
+
 def _direct(loop: F) -> F:
     """A compiled loop without numba's look at the types of what it is given, which costs up to 1 us.
 
@@ -103,7 +109,7 @@ def _direct(loop: F) -> F:
 # ---- blocks --------------------------------------------------------------------------------------------------
 
 
-@_compiled(types.void, _POOL, _I)
+@_part
 def _unlink(pool: Blocks, block: int) -> None:
     """Take a cached block that nobody holds out of the ring."""
     links = pool.links
@@ -113,7 +119,7 @@ def _unlink(pool: Blocks, block: int) -> None:
     pool.counts[CACHED] -= 1
 
 
-@_compiled(types.void, _POOL, _I)
+@_part
 def _link(pool: Blocks, block: int) -> None:
     """Put a cached block into the ring as the newest."""
     links = pool.links
@@ -125,7 +131,7 @@ def _link(pool: Blocks, block: int) -> None:
     pool.counts[CACHED] += 1
 
 
-@_compiled(_I, _POOL)
+@_part
 def _pop(pool: Blocks) -> int:
     """The next free block, for one holder; there is one."""
     counts = pool.counts

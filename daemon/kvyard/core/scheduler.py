@@ -205,7 +205,10 @@ class Scheduler:
 
     def _forget_reasons(self) -> None:
         """What an admission policy said of single sequences holds for as long as it is in charge."""
-        for id in self._journal.under(self.policies.admission):
+        admission = self.advice.policies.admission
+        if admission is self._journal.admission:
+            return
+        for id in self._journal.under(admission):
             if (seq := self.ledger.sequences.get(id)) is not None:
                 seq.reason = ""
 

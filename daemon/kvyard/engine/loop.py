@@ -31,6 +31,8 @@ log = structlog.get_logger(__name__)
 
 IDLE_RETRY_S = (0.0005, 0.01)
 """First and longest wait before a step is tried again in which nothing could be placed."""
+NOTHING = np.empty(0, np.int32), np.empty(0, np.bool_)
+"""Tokens and stop flags of a step in which nobody samples."""
 COLLECT_AFTER_STEPS = 2000
 """Steps after which an idle moment is used to collect garbage (7 to 66 ms, so never within a step)."""
 
@@ -256,14 +258,10 @@ class EngineLoop:
         page.phase(EnginePhase.OUTPUTS, self._ns())
         self._hit("outputs", plan)
         at = self._clock()
-        empty = np.empty(0, np.int32)
-        committed = self._p.scheduler.commit(
-            plan,
-            empty if sampled is None else sampled.tokens,
-            empty.astype(np.bool_) if sampled is None else sampled.stop,
-        )
+        tokens, stop = NOTHING if sampled is None else (sampled.tokens, sampled.stop)
+        committed = self._p.scheduler.commit(plan, tokens, stop)
         first = [a for a in plan.admitted if a.id not in self._admitted_once]
-        self._admitted_once.update(a.id for a in first)
+        self._admitted_once.update([a.id for a in first])
         if sampled is not None or first:
             message = self._outputs(plan, sampled, committed, first, now, at)
             if self._scores:
