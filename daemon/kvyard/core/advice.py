@@ -116,15 +116,13 @@ class Advice:
     def keys(self, seqs: Sequence[SequenceState]) -> list[OrderKey]:
         """Where these wait. Only where the policy has a key."""
         try:
-            return self._keys_of(self.policies.admission, seqs)
+            views = [seq.view for seq in seqs]
+            return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
         except Fault as fault:
             self.eject(fault)
             key = self.policies.admission.key
             assert key is not None, "the built-in has one"
             return [order_key(key(seq.view)) for seq in seqs]
-
-    def _keys_of(self, policy: AdmissionPolicy, seqs: Sequence[SequenceState]) -> list[OrderKey]:
-        return self.guard.call_each("admission", policy, "key", order_key, [seq.view for seq in seqs])
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
@@ -144,7 +142,7 @@ class Advice:
 
     def keys_of(self, policy: AdmissionPolicy) -> KeysOf:
         """The keys of a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
-        return lambda seqs: self._keys_of(policy, seqs)
+        return lambda seqs: self.guard.call_each("admission", policy, "key", order_key, [seq.view for seq in seqs])
 
     def dump(self) -> dict[str, Any]:
         """Names, parameters and private state of the policies in charge."""

@@ -206,7 +206,9 @@ class Guard:
         self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T], items: Iterable[Any]
     ) -> list[T]:
         """The checked decisions of `policy.method(item)` for each item, as one call with one budget. Raises Fault."""
-        return self.call(kind, policy, method, cast("Callable[[Any], list[T]]", check), each=items)
+        # No `cast`: it is a call, and this runs in every step in which somebody comes.
+        checked: Any = check
+        return self.call(kind, policy, method, checked, each=items)
 
     def call(
         self,
@@ -243,7 +245,7 @@ class Guard:
                     decision = check(getattr(policy, method)(*args))
                 else:
                     decide = getattr(policy, method)
-                    decision = cast("T", [check(decide(item)) for item in each])
+                    decision = [check(decide(item)) for item in each]  # type: ignore[assignment]
             finally:
                 # No call may stand before this line: a tick is only taken at calls and backward jumps.
                 self._inside = containment.active = False
@@ -348,9 +350,11 @@ class Guard:
 
     def take_costs(self) -> dict[Kind, CallCost]:
         """Costs since the last call, of the kinds that have any."""
-        taken = {kind: cost for kind, cost in self.costs.items() if cost.calls or cost.overrides}
-        for kind in taken:
-            self.costs[kind] = CallCost()
+        taken = {}
+        for kind, cost in self.costs.items():
+            if cost.calls or cost.overrides:
+                taken[kind] = cost
+                self.costs[kind] = CallCost()
         return taken
 
     def _cpu_spent(self) -> int:

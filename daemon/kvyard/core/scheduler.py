@@ -98,6 +98,9 @@ class Scheduler:
         self._swapper = Swapper(self.advice, self.ledger, clock_ns)
         self._open: Plan | None = None
         """The plan that is neither committed nor abandoned."""
+        self._over: IntArray = np.empty(2 * limits.max_running, np.int64)
+        self._stopped: BoolArray = np.empty(2 * limits.max_running, np.bool_)
+        """Room for the rows that end in a step, and whether each was stopped."""
         self._paused = False
         self._refusals: list[tuple[int, str]] = []
 
@@ -221,6 +224,11 @@ class Scheduler:
             self._journal.finished(seq, "error")
             self._refusals.append((seq.id, text))
 
+    @property
+    def has_news(self) -> bool:
+        """`take_refusals` or `take_exits` has something."""
+        return bool(self._refusals or self.advice.exits)
+
     def take_refusals(self) -> list[tuple[int, str]]:
         """Sequences that the admission policy ended for good since the last call, with the text for the client."""
         refusals, self._refusals = self._refusals, []
@@ -241,7 +249,7 @@ class Scheduler:
             raise ValueError(
                 f"{count} rows of step {plan.step} sample, with {len(tokens)} tokens and {len(stop)} flags"
             )
-        over, stopped = np.empty(count, np.int64), np.empty(count, np.bool_)
+        over, stopped = self._over, self._stopped
         contents = cols.tokens if self.ledger.contents else NO_CONTENTS
         ended, prompts = take_in(
             rows, plan.granted, plan.computed, samples, cols.computed, cols.total, cols.limit, cols.prompt, contents,

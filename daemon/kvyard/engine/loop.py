@@ -297,11 +297,12 @@ class EngineLoop:
         self._send_record(plan, undone=True)
 
     def _report(self) -> None:
-        for sequence_id, text in self._p.scheduler.take_refusals():
-            self._forget(sequence_id)
-            self._p.channel.send(Failed(sequence_id, "refused_by_policy", text))
-        for ejected in self._p.controls.ejections():
-            self._p.channel.send(ejected)
+        if self._p.scheduler.has_news:
+            for sequence_id, text in self._p.scheduler.take_refusals():
+                self._forget(sequence_id)
+                self._p.channel.send(Failed(sequence_id, "refused_by_policy", text))
+            for ejected in self._p.controls.ejections():
+                self._p.channel.send(ejected)
         for reply in self._p.controls.replies():
             self._p.channel.send(reply)
 
