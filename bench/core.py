@@ -10,7 +10,7 @@ caches and not its own, which costs it about a sixth. The limits are for what th
 that hands the record over is told beside it (`send`): most of it is the kernel's work of waking the front, which in a
 virtual machine takes several times as long as on bare metal.
 
-    python bench/core.py [--quick] [--batch] [--json]
+    python bench/core.py [--quick] [--rounds N] [--batch] [--json]
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ class Outcome:
     parts_us: dict[str, float]
     """Median microseconds of a step by part; `send` is in none of the other figures but `us_with_send_p50`."""
     steps: int
+    spread: tuple[float, float] = (0.0, 0.0)
+    """Least and most `us_p50` of all rounds."""
 
 
 # ---- the front's side ----------------------------------------------------------------------------------------
@@ -229,6 +231,12 @@ def run(case: Case, warm_up: int, steps: int) -> Outcome:
     )
 
 
+def middle(outcomes: list[Outcome]) -> Outcome:
+    """The run with the median of the medians, and how far the others were from it."""
+    ordered = sorted(outcomes, key=lambda outcome: outcome.us_p50)
+    return replace(ordered[len(ordered) // 2], spread=(ordered[0].us_p50, ordered[-1].us_p50))
+
+
 # ---- the engine's side ---------------------------------------------------------------------------------------
 
 
@@ -298,12 +306,14 @@ def engine(link: socket.socket, case: Case) -> None:
 
 def report(outcomes: dict[Case, Outcome]) -> list[str]:
     """Print a table; what is over its limit, in words."""
-    print("case          running waiting  us/seq p50    p99  limit  step ms p99  with send  parts (us)")
+    print("case          running waiting  us/seq p50  (least-most)    p99  limit  step ms p99  with send  parts (us)")
     over = []
     for case, outcome in outcomes.items():
         parts = " ".join(f"{name} {value:.0f}" for name, value in outcome.parts_us.items())
         limit = "" if case.limit_us is None else f"{case.limit_us:g}"
-        each = f"{outcome.us_p50:11.3f} {outcome.us_p99:6.2f} {limit:>6} {outcome.step_ms_p99:12.3f}"
+        least, most = outcome.spread
+        each = f"{outcome.us_p50:11.3f}  ({least:.3f}-{most:.3f}) {outcome.us_p99:6.2f} {limit:>6}"
+        each += f" {outcome.step_ms_p99:12.3f}"
         each += f" {outcome.us_with_send_p50:10.3f}"
         print(f"{case.name:13} {case.running:7} {case.waiting:7} {each}  {parts}")
         title = f"{case.name} at {case.running} running, {case.waiting} waiting"
@@ -328,6 +338,9 @@ def main() -> int:
     """Measure all; 1 when something is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps, no 100,000 waiting")
+    parser.add_argument(
+        "--rounds", type=int, help="runs of each case, of which the middle one counts: 3, or 1 if quick"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--batch", action="store_true", help="build each step's batch, uncounted: colder caches")
     parser.add_argument("--only", default="", help="only cases whose name contains this")
@@ -340,7 +353,12 @@ def main() -> int:
     cases = [case for case in CASES if options.only in case.name and not (options.quick and case.waiting > 10_000)]
     if options.batch:
         cases = [replace(case, batch=True) for case in cases]
-    outcomes = {case: run(case, *((100, 200) if options.quick else (300, 1000))) for case in cases}
+    steps = (100, 200) if options.quick else (300, 1000)
+    # Round by round, so that whatever else the machine did for a while touches no case in all of its runs.
+    rounds = [
+        {case: run(case, *steps) for case in cases} for _ in range(options.rounds or (1 if options.quick else 3))
+    ]
+    outcomes = {case: middle([each[case] for each in rounds]) for case in cases}
     if options.json:
         print(json.dumps([{**asdict(case), **asdict(outcome)} for case, outcome in outcomes.items()]))
         return 0
