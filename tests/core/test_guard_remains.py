@@ -406,3 +406,19 @@ def test_what_a_finalizer_must_not_do_is_blamed() -> None:
     assert blame is not None
     assert (blame.known_as, blame.code) == ("admission/Anything", "forbidden")
     assert "opened a file in code that it left behind" in blame.message
+
+
+def test_without_a_step_a_policy_that_something_holds_is_kept_however_often_it_is_asked(timed: Watched) -> None:
+    """Changes without a step between them: the core itself holds who left until the next step."""
+    policy = Anything()
+    gone = weakref.ref(policy)
+    timed.remains.leave("admission", policy)
+    holder = [policy]
+    del policy
+    for _ in range(3 * MOST_KEPT):
+        assert timed.collect(lambda kind, policy: kind, stepped=False) is None
+        assert len(timed.remains.left) == 1
+    holder.clear()
+    assert gone() is not None, "it ends within the guard"
+    assert timed.collect(lambda kind, policy: kind) is None
+    assert gone() is None

@@ -483,11 +483,11 @@ class Guard:
 
     # ---- what policies leave behind -------------------------------------------------------------------------
 
-    def collect(self, known_as: Callable[[Kind, Policy], K]) -> Blame[K] | None:
+    def collect(self, known_as: Callable[[Kind, Policy], K], *, stepped: bool = True) -> Blame[K] | None:
         """Collect garbage, and let go of what policies left behind; who is to blame for its code if that did harm.
 
         Such code has the limits of one call, all of it together. Not within a window of policy calls. `known_as`
-        is asked before, of policies that may be gone afterwards.
+        is asked before, of policies that may be gone afterwards. `stepped`: a step ran since the last time.
         """
         left = [
             Suspect(one.kind, type(one.policy), known_as(one.kind, one.policy)) for one in reversed(self.remains.left)
@@ -497,7 +497,7 @@ class Guard:
         del known  # its policies must be able to end
         limits = self.budget.hard_ns, self.budget.wall_ns
         collection: Collection[K] = Collection(
-            self._cpu_ns, self._clock_ns, tick_ns=self.budget.tick_ns, limits_ns=limits
+            self._cpu_ns, self._clock_ns, tick_ns=self.budget.tick_ns, limits_ns=limits, stepped=stepped
         )
         if not suspects and not self.remains:
             collection.run(self.remains, left)

@@ -83,7 +83,7 @@ def _compiled(*signature: Any) -> Callable[[F], F]:  # noqa: ANN401 - numba has 
         made: F
         try:
             made = njit(types, cache=True, error_model="numpy")(loop)
-        except RuntimeError:  # no folder to keep it in
+        except Exception:  # no folder to keep it in, or what is kept there cannot be read
             made = njit(types, error_model="numpy")(loop)
         return made
 

@@ -24,7 +24,7 @@ SHOWN_FRAMES = 12
 ALONE = 2
 """References to a policy that only its `Left` holds, as `sys.getrefcount` counts them."""
 MOST_KEPT = 2
-"""Collections for which a policy is kept that something else holds; that may be a cycle of its own."""
+"""Collections after a step for which a policy is kept that something else holds; that may be a cycle of its own."""
 
 Origin = tuple[dict[str, Any], ...]
 K = TypeVar("K")
@@ -55,7 +55,7 @@ class Left:
     kind: Kind
     policy: Policy
     kept: int = 0
-    """Collections in which something else still held it."""
+    """Collections after a step in which something else still held it."""
 
     @property
     def held(self) -> bool:
@@ -91,8 +91,14 @@ class Collection(Generic[K]):
         *,
         tick_ns: int,
         limits_ns: tuple[int, int],
+        stepped: bool = True,
     ) -> None:
-        """`limits_ns`: CPU time and wall time; `tick_ns` between two ticks."""
+        """`limits_ns`: CPU time and wall time; `tick_ns` between two ticks.
+
+        Without a step since the last collection (`stepped`), whatever the core itself still holds of a policy that
+        left was not let go of yet, so a policy that something holds is kept, however often that comes.
+        """
+        self._stepped = stepped
         self.cpu_ns = self.wall_ns = 0
         self.origin: Origin = ()
         """Where the code was when it was over the limit."""
@@ -113,8 +119,8 @@ class Collection(Generic[K]):
         kept = []
         for self._ending in left:
             one = remains.left.pop()
-            if one.held and one.kept < MOST_KEPT:
-                one.kept += 1
+            if one.held and not (self._stepped and one.kept >= MOST_KEPT):
+                one.kept += self._stepped
                 kept.append(one)
             del one
         self._ending = None

@@ -245,15 +245,15 @@ class Scheduler:
         cols, state = self.ledger.cols, self._state
         rows, ids, samples = plan.slots, plan.ids, plan.samples
         count = np.count_nonzero(samples)
-        if not len(tokens) == len(stop) == count:
-            raise ValueError(
-                f"{count} rows of step {plan.step} sample, with {len(tokens)} tokens and {len(stop)} flags"
-            )
+        tokens, stop = np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(stop, np.bool_)
+        if not tokens.shape == stop.shape == (count,):
+            shapes = f"tokens of shape {tokens.shape} and flags of {stop.shape}"
+            raise ValueError(f"{count} rows of step {plan.step} sample, with {shapes}")
         over, stopped = self._over, self._stopped
         contents = cols.tokens if self.ledger.contents else NO_CONTENTS
         ended, prompts = take_in(
             rows, plan.granted, plan.computed, samples, cols.computed, cols.total, cols.limit, cols.prompt, contents,
-            np.ascontiguousarray(tokens, np.int32), np.ascontiguousarray(stop, np.bool_), over, stopped,
+            tokens, stop, over, stopped,
         )  # fmt: skip
         self.ledger.prompts -= prompts
         if count < len(rows):

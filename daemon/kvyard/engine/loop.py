@@ -118,7 +118,7 @@ class EngineLoop:
         # A policy that left, and the modules of its generation, hold each other in cycles.
         changed = generation != self._collected_generation or self._p.scheduler.guard.remains
         if changed or self._steps_since_collect >= COLLECT_AFTER_STEPS:
-            self._steps_since_collect, self._collected_generation = 0, generation
+            self._collected_generation = generation
             self._collect()
         self._p.recorder.idle()
         self._p.channel.wait(None)
@@ -127,7 +127,8 @@ class EngineLoop:
         """What policies left behind may have code, so the guard does it, and the supervisor looks on."""
         page, controls = self._p.page, self._p.controls
         page.phase(EnginePhase.CONTROL, self._ns())
-        blame = self._p.scheduler.guard.collect(controls.known_as)
+        stepped, self._steps_since_collect = self._steps_since_collect > 0, 0
+        blame = self._p.scheduler.guard.collect(controls.known_as, stepped=stepped)
         if blame is not None:
             for ejected in controls.blamed(blame):
                 self._p.channel.send(ejected)
