@@ -204,7 +204,7 @@ class PolicyDesk:
         return self._put_away(message, message.version, "was put out", "the built-in took over", **seen)
 
     def candidate_lost(self, message: Ejected) -> QuarantineEntry:
-        """A candidate ended the engine while it was loaded or took over: it was never in charge, and what was, stays."""
+        """A candidate ended the engine while it was loaded or took over: never in charge, and what was, stays."""
         # What is loaded is what is installed, in whichever version it may be in charge.
         return self._put_away(message, self._installed(message.policy), "was not put in charge", "nothing changed")
 
