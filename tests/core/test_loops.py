@@ -8,29 +8,38 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvyard.core import loops
 from kvyard.core.loops import (
     BARE,
     CACHED,
     DONE,
+    FORGOTTEN,
     NEWER,
     NO_CONTENTS,
     Blocks,
     Filled,
     _compiled,
     _direct,
+    _place_decodes,
+    _publish,
+    _take,
+    _take_in,
     compact,
     find_filled,
     gather,
     place_decodes,
+    publish,
     release,
     release_rows,
     share,
     take,
     take_in,
+    unpublish,
 )
 from kvyard.core.plan import IntArray, TokenArray
 from numba import njit, types
 from numba.core import caching
+from numba.core.dispatcher import Dispatcher
 
 SIZE = 4
 seeds = st.integers(0, 2**32)
@@ -39,10 +48,10 @@ seeds = st.integers(0, 2**32)
 def resting(pool: Blocks) -> list[int]:
     """Cached blocks that nobody holds, the oldest first."""
     end, found = len(pool.stack), []
-    block = int(pool.links[NEWER, end])
+    block = int(pool.entries[end, NEWER])
     while block != end:
         found.append(block)
-        block = int(pool.links[NEWER, block])
+        block = int(pool.entries[block, NEWER])
     return found
 
 
@@ -52,11 +61,28 @@ def bare(pool: Blocks) -> list[int]:
     return blocks
 
 
-def taken(pool: Blocks, count: int) -> tuple[list[int], int]:
-    """Blocks for one holder each, and how many of them were bare."""
+def cached(count: int) -> Blocks:
+    """A pool whose blocks can get names."""
+    return Blocks.of(count, cached=True)
+
+
+def taken(pool: Blocks, count: int) -> list[int]:
+    """Blocks for one holder each."""
     table = np.zeros((1, count), np.int32)
-    split = take(pool, table, 0, 0, count)
-    return table[0].tolist(), split
+    take(pool, table, 0, 0, count)
+    found: list[int] = table[0].tolist()
+    return found
+
+
+def name(pool: Blocks, *numbers: int) -> None:
+    """Give each of these blocks a name of its own."""
+    names = [[number, 0, 0, 0] for number in numbers]
+    publish(pool, blocks(*numbers), np.array(names, np.int32).reshape(-1), 0)
+
+
+def unname(pool: Blocks, *numbers: int) -> None:
+    """Take their names from those that have one."""
+    unpublish(pool, blocks(*numbers))
 
 
 def blocks(*numbers: int) -> TokenArray:
@@ -68,7 +94,7 @@ def blocks(*numbers: int) -> TokenArray:
 @given(count=st.integers(1, 12), seed=seeds)
 def test_the_pool_is_a_stack_and_a_queue(count: int, seed: int) -> None:
     """Against lists: the bare blocks a stack, the cached ones that nobody holds in the order of their release."""
-    random, pool = Random(seed), Blocks.of(count)
+    random, pool = Random(seed), cached(count)
     stack, line = list(range(count - 1, -1, -1)), list[int]()
     held: list[list[int]] = []
     for _ in range(40):
@@ -77,15 +103,14 @@ def test_the_pool_is_a_stack_and_a_queue(count: int, seed: int) -> None:
         if action < 0.5 and free:
             wanted = random.randint(1, free)
             expected = [stack.pop() for _ in range(min(wanted, len(stack)))]
-            from_stack = len(expected)
-            expected += [line.pop(0) for _ in range(wanted - from_stack)]
-            assert taken(pool, wanted) == (expected, from_stack)
-            pool.named[expected] = False
+            expected += [line.pop(0) for _ in range(wanted - len(expected))]
+            assert taken(pool, wanted) == expected
+            assert not pool.named[expected].any()
             held.append(expected)
         elif action < 0.8 and held:
             table = held.pop(random.randrange(len(held)))
             for block in table:
-                pool.named[block] = random.random() < 0.5
+                (name if random.random() < 0.5 else unname)(pool, block)
             assert release(pool, blocks(*table)) == DONE
             stack += [block for block in table if not pool.named[block]]
             line += [block for block in reversed(table) if pool.named[block]]
@@ -95,14 +120,14 @@ def test_the_pool_is_a_stack_and_a_queue(count: int, seed: int) -> None:
             share(pool, blocks(hit))
             held.append([hit])
         assert (bare(pool), resting(pool)) == (stack, line)
-        assert pool.counts.tolist() == [len(stack), len(line)]
+        assert pool.counts[[BARE, CACHED]].tolist() == [len(stack), len(line)]
         assert sorted(np.flatnonzero(pool.holders).tolist()) == sorted(block for table in held for block in table)
 
 
 def test_a_shared_block_comes_free_with_its_last_holder() -> None:
-    pool = Blocks.of(3)
-    table, _ = taken(pool, 2)
-    pool.named[table[0]] = True
+    pool = cached(3)
+    table = taken(pool, 2)
+    name(pool, table[0])
     share(pool, blocks(table[0]))
     assert pool.holders.tolist() == [2, 1, 0]
     assert release(pool, blocks(*table)) == DONE
@@ -127,14 +152,14 @@ def columns(rows: int, random: Random, most: int) -> tuple[IntArray, IntArray]:
 @settings(max_examples=100)
 @given(rows=st.integers(0, 10), free=st.integers(0, 12), named=st.integers(0, 12), seed=seeds)
 def test_decodes_are_placed_as_far_as_blocks_reach(rows: int, free: int, named: int, seed: int) -> None:
-    random, pool = Random(seed), Blocks.of(free)
-    first, _ = taken(pool, min(named, free))
-    pool.named[first] = True
+    random, pool = Random(seed), cached(free)
+    first = taken(pool, min(named, free))
+    name(pool, *first)
     release(pool, blocks(*first))
     order = np.array(random.sample(range(12), rows), np.int64)
     total, capacity = columns(12, random, 20)
     granted, placed_step = np.zeros(12, np.int64), np.zeros(12, np.int64)
-    picked, reclaimed = np.full(14, -1, np.int64), np.zeros(12, np.int32)
+    picked = np.full(14, -1, np.int64)
     tables = np.full((12, 8), -1, np.int32)
     before, hungry = capacity.copy(), [*reversed(bare(pool)), *resting(pool)]
     expected: list[int] = []
@@ -143,11 +168,9 @@ def test_decodes_are_placed_as_far_as_blocks_reach(rows: int, free: int, named: 
         if total[row] > capacity[row] and len(expected) == len(hungry):
             break
         expected += [row] if total[row] > capacity[row] else []
-    placed, cached = place_decodes(
-        pool, order, total, capacity, granted, placed_step, picked, tables, reclaimed, SIZE, 7, 2
-    )  # fmt: skip
-    assert cached == max(0, len(expected) - stack)
-    assert reclaimed[:cached].tolist() == hungry[stack : len(expected)]
+    placed = place_decodes(pool, order, total, capacity, granted, placed_step, picked, tables, SIZE, 7, 2)
+    assert pool.counts[FORGOTTEN] == max(0, len(expected) - stack)
+    assert not pool.named[hungry[: len(expected)]].any()
     done = order[:placed]
     assert placed == rows or total[order[placed]] > before[order[placed]]
     assert picked[2 : 2 + placed].tolist() == done.tolist()
@@ -156,7 +179,7 @@ def test_decodes_are_placed_as_far_as_blocks_reach(rows: int, free: int, named: 
     assert [int(tables[row, before[row] // SIZE]) for row in expected] == hungry[: len(expected)]
     assert (capacity - before)[expected].tolist() == [SIZE] * len(expected)
     assert (total[done] <= capacity[done]).all()
-    assert pool.counts.sum() == free - len(expected)
+    assert pool.counts[[BARE, CACHED]].sum() == free - len(expected)
 
 
 @settings(max_examples=100)
@@ -233,7 +256,7 @@ def test_rows_that_fill_a_block_and_rows_that_live(rows: int, seed: int) -> None
 
 def test_the_tables_of_rows_are_given_back_in_their_order() -> None:
     pool = Blocks.of(6)
-    table, _ = taken(pool, 5)
+    table = taken(pool, 5)
     tables = np.array([table[:3], [*table[3:], 99]], np.int32)
     assert release_rows(pool, np.array([1, 0]), np.array([12, 8]), tables, SIZE) == DONE
     assert bare(pool) == [5, 3, 4, 0, 1, 2]
@@ -249,4 +272,25 @@ def test_without_a_folder_to_keep_it_in_a_loop_is_compiled_anew(monkeypatch: pyt
 
     with pytest.raises(RuntimeError, match="cannot cache"):
         njit(types.int64(types.int64), cache=True)(double)
+    assert _direct(_compiled(types.int64, types.int64)(double))(21) == 42
+
+
+@pytest.mark.parametrize("loop", [_take, _publish, _place_decodes, _take_in], ids=lambda loop: loop.__name__)
+def test_no_loop_counts_references(loop: Dispatcher) -> None:
+    """With the counting, a loop takes up to 15 times as long; the option against it is numba's own."""
+    assert loop.targetoptions["_nrt"] is False
+    (signature,) = loop.nopython_signatures
+    counts = []
+    for options in (loops._PLAIN, loops._BARE):  # compiled anew: numba does not show the code of what it has kept
+        (assembly,) = njit(signature, **options)(loop.py_func).inspect_asm().values()
+        counts.append("NRT_decref" in assembly)
+    assert counts == [True, False]
+
+
+def test_a_numba_without_that_option_compiles_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(loops._BARE, "_nrt_is_gone", False)
+
+    def double(value: int) -> int:
+        return 2 * value
+
     assert _direct(_compiled(types.int64, types.int64)(double))(21) == 42

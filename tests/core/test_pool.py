@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from random import Random
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kvyard.core.loops import YOUNGER
 from kvyard.core.pool import BlockPool
 from kvyard.core.prefix import PrefixIndex
 
@@ -16,8 +18,13 @@ def digest(number: int) -> bytes:
 
 
 def cached_pool(blocks: int) -> tuple[BlockPool, PrefixIndex]:
-    index = PrefixIndex(blocks)
-    return BlockPool(blocks, index), index
+    pool = BlockPool(blocks, cached=True)
+    assert pool.index is not None
+    return pool, pool.index
+
+
+def publish(index: PrefixIndex, block: int, name: bytes) -> None:
+    index.publish(np.array([block], np.int32), name)
 
 
 def test_a_fresh_pool_hands_out_the_blocks_in_order() -> None:
@@ -39,7 +46,7 @@ def test_bare_blocks_go_before_cached_ones_and_cached_ones_by_age() -> None:
     pool, index = cached_pool(6)
     first, second = pool.take(2), pool.take(2)
     for block in first + second:
-        index.publish(block, digest(block))
+        publish(index, block, digest(block))
     pool.release(second)
     pool.release(first)
     assert pool.free == 6
@@ -53,7 +60,7 @@ def test_bare_blocks_go_before_cached_ones_and_cached_ones_by_age() -> None:
 def test_half_published_tables_split_into_both_kinds() -> None:
     pool, index = cached_pool(4)
     table = pool.take(3)
-    index.publish(table[0], digest(0))
+    publish(index, table[0], digest(0))
     pool.release(table)
     assert pool.free_cached == 1
     assert pool.take(3) == [2, 1, 3]
@@ -62,7 +69,7 @@ def test_half_published_tables_split_into_both_kinds() -> None:
 def test_a_shared_block_is_free_when_its_last_holder_goes() -> None:
     pool, index = cached_pool(3)
     table = pool.take(2)
-    index.publish(table[0], digest(0))
+    publish(index, table[0], digest(0))
     pool.share(table[:1])
     assert pool.exclusive(table) == 1
     pool.release(table)
@@ -78,7 +85,7 @@ def test_a_shared_block_is_free_when_its_last_holder_goes() -> None:
 def test_prefix_03_a_block_with_a_new_owner_has_lost_its_name() -> None:
     pool, index = cached_pool(1)
     (block,) = pool.take(1)
-    index.publish(block, digest(7))
+    publish(index, block, digest(7))
     pool.release([block])
     assert index.find(digest(7)) == block
     assert pool.take(1) == [block]
@@ -102,6 +109,29 @@ def test_the_audit_finds_what_is_wrong() -> None:
     assert "a block is free twice" in pool.audit([])
 
 
+def test_the_audit_finds_a_name_that_leads_nowhere() -> None:
+    pool, index = cached_pool(4)
+    table = pool.take(3)
+    for block in table:
+        publish(index, block, digest(1))
+    assert pool.audit([table]) == []
+    lost = "not all of the blocks [0, 1, 2], which have one digest, can be found"
+    heads = pool.state.heads.copy()
+    pool.state.heads[:] = -1
+    assert pool.audit([table]) == ["the prefix index and the blocks differ in which digests there are", lost]
+    pool.state.heads[:] = heads
+    pool.state.entries[1, YOUNGER] = 0
+    assert pool.audit([table]) == [lost]
+    pool.state.named[3] = True
+    assert "a bare block has content" in pool.audit([table])
+
+
+def test_a_pool_that_does_not_cache_keeps_nothing_for_it() -> None:
+    pool = BlockPool(1000)
+    assert pool.index is None
+    assert pool.state.entries.size + pool.state.heads.size < 10
+
+
 def test_a_block_that_nobody_holds_cannot_be_given_back() -> None:
     pool = BlockPool(4)
     table = pool.take(2)
@@ -115,8 +145,8 @@ def test_a_block_that_nobody_holds_cannot_be_given_back() -> None:
 @given(blocks=st.integers(1, 20), seed=st.integers(0, 2**32), shared=st.booleans())
 def test_blocks_are_conserved_whatever_happens(blocks: int, seed: int, shared: bool) -> None:
     random = Random(seed)
-    index = PrefixIndex(blocks) if shared else None
-    pool = BlockPool(blocks, index)
+    pool = BlockPool(blocks, cached=shared)
+    index = pool.index
     tables: list[list[int]] = []
     for _ in range(60):
         free_before = pool.free
@@ -130,7 +160,7 @@ def test_blocks_are_conserved_whatever_happens(blocks: int, seed: int, shared: b
         elif action < 0.6 and tables:
             pool.release(tables.pop(random.randrange(len(tables))))
         elif action < 0.8 and index is not None:
-            named = [block for block, name in enumerate(index.digests) if name is not None]
+            named = [block for block in range(blocks) if index.digest(block) is not None]
             hits = random.sample(named, random.randrange(len(named) + 1))
             idle = pool.idle(hits)
             pool.share(hits)
@@ -138,7 +168,7 @@ def test_blocks_are_conserved_whatever_happens(blocks: int, seed: int, shared: b
             tables.append(hits)
         elif index is not None and tables:
             for block in random.choice(tables):
-                index.publish(block, digest(random.randrange(6)))
+                publish(index, block, digest(random.randrange(6)))
         assert pool.audit(tables) == []
         assert pool.used + pool.free == blocks
     for table in tables:

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import struct
+from random import Random
+
 import numpy as np
 import pytest
-from kvyard.core.plan import SequenceSpec
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from kvyard.core.loops import Blocks
+from kvyard.core.plan import SequenceSpec, TokenArray
 from kvyard.core.prefix import DIGEST_BYTES, ROOTS, DigestChain, PrefixIndex
 from kvyard.core.scheduler import Scheduler
 
@@ -29,10 +35,14 @@ def cached_of(target: Scheduler, **changes: object) -> int:
 
 
 def digests(salt: bytes, *blocks: bytes, root: bytes | None = None) -> list[bytes]:
-    chain, out = DigestChain(salt), list[bytes]()
+    chain, out = DigestChain(salt), bytearray()
     for block in blocks:
         chain.extend(out, root or chain.root("", ""), block, len(block))
-    return out
+    return each(out)
+
+
+def each(digests: bytearray) -> list[bytes]:
+    return [bytes(digests[at : at + DIGEST_BYTES]) for at in range(0, len(digests), DIGEST_BYTES)]
 
 
 def test_prefix_02_digests_are_cryptographic_and_new_with_every_start() -> None:
@@ -48,9 +58,15 @@ def test_a_digest_covers_everything_before_it() -> None:
 
 
 def test_many_blocks_at_once_are_the_same_as_one_by_one() -> None:
-    chain, at_once = DigestChain(b"s"), list[bytes]()
+    chain, at_once = DigestChain(b"s"), bytearray()
     chain.extend(at_once, chain.root("", ""), b"aabbcc", 2)
-    assert at_once == digests(b"s", b"aa", b"bb", b"cc")
+    assert each(at_once) == digests(b"s", b"aa", b"bb", b"cc")
+
+
+def test_one_more_block_is_the_same_as_all_at_once() -> None:
+    chain = DigestChain(b"s")
+    first = chain.next(chain.root("", ""), b"aa")
+    assert [first, chain.next(first, b"bb")] == digests(b"s", b"aa", b"bb")
 
 
 @pytest.mark.parametrize(
@@ -79,29 +95,88 @@ def test_a_root_is_the_same_however_many_others_were_asked_for_since() -> None:
 # ---- the index -------------------------------------------------------------------------------------------------
 
 
+def index_of(blocks: int) -> PrefixIndex:
+    return PrefixIndex(Blocks.of(blocks, cached=True))
+
+
+def table(*blocks: int) -> TokenArray:
+    return np.array(blocks, np.int32)
+
+
 def test_duplicates_live_side_by_side_and_the_oldest_is_found() -> None:
-    index = PrefixIndex(4)
+    index = index_of(4)
     name = b"n" * 16
-    for block in (2, 0, 3):
-        index.publish(block, name)
+    index.publish(table(2, 0, 3), name * 3)
     assert index.find(name) == 2
-    index.forget(2)
+    index.forget(table(2))
     assert index.find(name) == 0
-    index.forget(3)
-    index.forget(3)
+    index.forget(table(3, 3))
     assert index.find(name) == 0
-    index.forget(0)
+    index.forget(table(0))
     assert index.find(name) is None
     assert index.audit() == []
     assert index.evicted == 3
 
 
 def test_a_block_keeps_its_first_name() -> None:
-    index = PrefixIndex(1)
-    index.publish(0, b"a" * 16)
-    index.publish(0, b"b" * 16)
+    index = index_of(1)
+    index.publish(table(0), b"a" * 16)
+    index.publish(table(0), b"b" * 16)
     assert index.find(b"a" * 16) == 0
     assert index.find(b"b" * 16) is None
+    assert index.digest(0) == b"a" * 16
+
+
+def test_names_are_taken_and_found_by_their_number() -> None:
+    index, names = index_of(4), bytearray(b"a" * 16 + b"b" * 16 + b"c" * 16)
+    index.publish(table(3, 1), names, 1)
+    assert [index.find(names, number) for number in range(3)] == [None, 3, 1]
+    names += b"d" * 16  # nothing holds on to it
+    assert index.find(names, 3) is None
+
+
+@pytest.mark.parametrize("word", range(4))
+def test_every_word_of_a_digest_counts(word: int) -> None:
+    index = index_of(4)
+    one, other = bytearray(16), bytearray(16)
+    other[4 * word] = 1
+    index.publish(table(2), one)
+    assert index.find(other) is None
+    index.publish(table(1), other)
+    assert (index.find(one), index.find(other)) == (2, 1)
+
+
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32), blocks=st.integers(1, 24), homes=st.integers(1, 6))
+def test_it_finds_what_a_dictionary_would(seed: int, blocks: int, homes: int) -> None:
+    """Few homes and many names: they stand in each other's places, and gaps are closed around the table's end."""
+    random, index = Random(seed), index_of(blocks)
+    known: dict[bytes, list[int]] = {}
+    named: dict[int, bytes] = {}
+    names = [
+        struct.pack("<iiii", random.choice((-1, 1, 2**31 - 1)) - random.randrange(homes), number // 2, -number, 5)
+        for number in range(12)
+    ]
+    forgotten = 0
+    for _ in range(80):
+        some = random.sample(range(blocks), random.randint(1, blocks))
+        if random.random() < 0.5:
+            given_names = [random.choice(names) for _ in some]
+            index.publish(table(*some), b"".join(given_names))
+            for block, name in zip(some, given_names, strict=True):
+                if block not in named:
+                    named[block] = name
+                    known.setdefault(name, []).append(block)
+        else:
+            index.forget(table(*some))
+            for block in some:
+                if block in named:
+                    forgotten += 1
+                    known[named.pop(block)].remove(block)
+        assert [index.find(name) for name in names] == [next(iter(known.get(name, ())), None) for name in names]
+        assert {block: index.digest(block) for block in range(blocks)} == {b: named.get(b) for b in range(blocks)}
+        assert index.audit() == []
+    assert index.evicted == forgotten
 
 
 # ---- through the scheduler -------------------------------------------------------------------------------------

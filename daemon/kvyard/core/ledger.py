@@ -18,7 +18,7 @@ from kvyard.core.lifecycle import Event, State
 from kvyard.core.loops import Filled, find_filled
 from kvyard.core.plan import IntArray, Limits, SequenceSpec, TokenArray
 from kvyard.core.pool import BlockPool
-from kvyard.core.prefix import DigestChain, PrefixIndex
+from kvyard.core.prefix import DIGEST_BYTES, DigestChain
 from kvyard.core.queue import WaitingQueue
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.snapshot import View
@@ -51,8 +51,8 @@ class Ledger:
         self.max_running = limits.max_running
         self.max_step_tokens = limits.max_step_tokens
         self.block_size = limits.block_size
-        self.index = PrefixIndex(limits.blocks) if limits.prefix_cache else None
-        self.pool = BlockPool(limits.blocks, self.index)
+        self.pool = BlockPool(limits.blocks, cached=limits.prefix_cache)
+        self.index = self.pool.index
         self.host = HostPool(limits.swap_blocks)
         self.cols = RowColumns(limits)
         self.queue = WaitingQueue()
@@ -265,17 +265,18 @@ class Ledger:
         found: list[int] = []
         for number in range((seq.total - 1) // self.block_size):
             # One digest at a time: most newcomers share nothing, and then the first one tells.
-            block = index.find(self._digests(seq, number + 1, seq.tokens)[number])
+            block = index.find(self._digests(seq, number + 1, seq.tokens), number)
             if block is None:
                 break
             found.append(block)
         return found
 
-    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> list[bytes]:
+    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> bytearray:
         """Digests of at least the first `count` blocks of `seq`; each is made once."""
         digests, size = seq.digests, self.block_size
-        if len(digests) < count:
-            raw = tokens[len(digests) * size : count * size].tobytes()
+        known = len(digests) // DIGEST_BYTES
+        if known < count:
+            raw = tokens[known * size : count * size].tobytes()
             self._chain.extend(digests, seq.root, raw, size * tokens.itemsize)
         return digests
 
@@ -292,7 +293,7 @@ class Ledger:
             return before
         row = seq.row
         digests = self._digests(seq, last, self.cols.tokens[row])
-        index.publish_all(zip(self.cols.tables[row, before:last].tolist(), digests[before:last], strict=True))
+        index.publish(self.cols.tables[row, before:last], digests, before)
         seq.published = last
         return before
 
@@ -301,33 +302,35 @@ class Ledger:
 
         Their tokens are read, and their blocks named, all at once: one by one it takes twice as long.
         """
-        cols, index, full, names = self.cols, self.index, self._filled, []
+        cols, index, full = self.cols, self.index, self._filled
         if index is None or not self.contents:
             return
         count = find_filled(rows, cols.total, cols.tables, cols.tokens, full)
         raw, width = full.tokens[:count].tobytes(), full.tokens.strides[0]
         owner, next_digest = cols.owner, self._chain.next
-        lists = (column[:count].tolist() for column in (full.rows, full.counts, full.blocks))
-        for at, (row, held, block) in enumerate(zip(*lists, strict=True)):
+        named, digests = list[int](), bytearray()
+        for at, (row, held) in enumerate(zip(full.rows[:count].tolist(), full.counts[:count].tolist(), strict=True)):
             seq = owner[row]
             assert seq is not None
-            digests, before = seq.digests, held - 1
-            if seq.published == before == len(digests):
-                parent = digests[-1] if digests else seq.root
+            before = held - 1
+            if seq.published == before and len(seq.digests) == before * DIGEST_BYTES:
+                parent = bytes(seq.digests[-DIGEST_BYTES:]) or seq.root
                 digest = next_digest(parent, raw[at * width : (at + 1) * width])
-                digests.append(digest)
-                names.append((block, digest))
+                seq.digests += digest
+                digests += digest
+                named.append(at)
                 seq.published = held
             else:
                 before = self.publish(seq, held * self.block_size)
             fresh.setdefault(seq, before)
-        index.publish_all(names)
+        if named:
+            index.publish(full.blocks[named], digests)
 
     def unpublish(self, seq: SequenceState, keep: int) -> None:
         """Take back all but the first `keep` published blocks: they will not be computed after all."""
         if self.index is None:
             return
-        self.index.forget_all(self.cols.tables[seq.row, keep : seq.published].tolist())
+        self.index.forget(self.cols.tables[seq.row, keep : seq.published])
         seq.published = keep
 
     # ---- checking -------------------------------------------------------------------------------------------

@@ -25,15 +25,13 @@ class Moves:
     def place_what_fits(self, rows: IntArray) -> int:
         """One token for each of these decoding rows, and a block where one is needed, as far as blocks reach."""
         step, cols, pool = self.step, self.ledger.cols, self.ledger.pool
-        placed, cached = place_decodes(
+        placed = place_decodes(
             pool.state, rows, cols.total, cols.capacity, cols.granted, cols.placed_step, step.rows, cols.tables,
-            step.reclaimed, cols.block_size, self.ledger.step, step.picks,
+            cols.block_size, self.ledger.step, step.picks,
         )  # fmt: skip
-        if cached:
-            pool.forget(step.reclaimed[:cached])
         step.picks += placed
         self._count_decodes(rows if placed == len(rows) else rows[:placed])
-        return int(placed)
+        return placed
 
     def place_decodes(self, rows: IntArray) -> None:
         """One token for each of these decoding rows; their blocks are there."""

@@ -17,15 +17,14 @@ from kvyard.core.prefix import PrefixIndex
 
 
 class BlockPool:
-    """`blocks` KV blocks numbered from 0. Without an index no block keeps content."""
+    """`blocks` KV blocks numbered from 0. Unless it caches, no block keeps content."""
 
-    def __init__(self, blocks: int, index: PrefixIndex | None = None) -> None:
+    def __init__(self, blocks: int, *, cached: bool = False) -> None:
         self.blocks = blocks
-        self.index = index
-        self.state = Blocks.of(blocks)
+        self.state = Blocks.of(blocks, cached=cached)
         """Changed here and by the compiled loops alone."""
-        if index is not None:
-            index.tell(self.state.named)
+        self.index = PrefixIndex(self.state) if cached else None
+        """Which block holds which content."""
         # A memoryview gives an int in a third of the time that a numpy scalar takes.
         self._counts = memoryview(self.state.counts.data)
 
@@ -55,14 +54,7 @@ class BlockPool:
         """Put blocks for one holder each into a row of `tables` at these places; the caller has checked `free`."""
         if end - begin > self.free:
             raise RuntimeError(f"{end - begin} blocks asked of a pool that has {self.free}")
-        bare = take(self.state, tables, row, begin, end)
-        if bare < end:
-            self.forget(tables[row, bare:end])
-
-    def forget(self, reclaimed: TokenArray) -> None:
-        """These cached blocks were taken, and will be written to: their content is forgotten."""
-        assert self.index is not None
-        self.index.forget_all(reclaimed.tolist())
+        take(self.state, tables, row, begin, end)
 
     def idle(self, hits: list[int]) -> int:
         """How many of these cached blocks nobody holds: sharing them takes them out of `free`."""
@@ -91,10 +83,10 @@ class BlockPool:
 
     def _resting(self) -> list[int]:
         """The cached blocks that nobody holds, the oldest first."""
-        newer = self.state.links[NEWER].tolist()
-        found: list[int] = []
-        block = newer[self.blocks]
-        while block != self.blocks and len(found) <= self.blocks:
+        newer = self.state.entries[:, NEWER].tolist()
+        end, found = len(newer) - 1, list[int]()
+        block = newer[end]
+        while block != end and len(found) < end:
             found.append(block)
             block = newer[block]
         return found
@@ -125,11 +117,9 @@ class BlockPool:
     def _audit_names(self, bare: list[int], resting: list[int]) -> list[str]:
         if self.index is None:
             return ["a cached block without a cache"] if resting else []
-        digests, faults = self.index.digests, []
-        if any(digests[block] is not None for block in bare):
+        named, faults = self.state.named, []
+        if named[bare].any():
             faults.append("a bare block has content")
-        if any(digests[block] is None for block in resting):
+        if not named[resting].all():
             faults.append("a cached block has no content")
-        if self.state.named.tolist() != [digest is not None for digest in digests]:
-            faults.append("the pool and the prefix index differ in which blocks have content")
         return faults + self.index.audit()

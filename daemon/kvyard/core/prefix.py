@@ -7,12 +7,12 @@ and the request's cache salt, each with its length, so no two of them can be mis
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from hashlib import blake2b
 
 import numpy as np
 
-from kvyard.core.plan import BoolArray
+from kvyard.core.loops import FORGOTTEN, NAME, NOBODY, YOUNGER, Blocks, find, publish, unpublish
+from kvyard.core.plan import TokenArray
 
 DIGEST_BYTES = 16
 ROOTS = 256
@@ -51,79 +51,66 @@ class DigestChain:
         block.update(parent + tokens)
         return block.digest()
 
-    def extend(self, digests: list[bytes], root: bytes, tokens: bytes, width: int) -> None:
+    def extend(self, digests: bytearray, root: bytes, tokens: bytes, width: int) -> None:
         """Append the digests of the blocks in `tokens` (int32), `width` bytes each, behind those there are."""
-        parent, copy = digests[-1] if digests else root, self._copy
+        parent, copy = bytes(digests[-DIGEST_BYTES:]) or root, self._copy
         for at in range(0, len(tokens), width):
             block = copy()
             block.update(parent + tokens[at : at + width])
             parent = block.digest()
-            digests.append(parent)
+            digests += parent
 
 
 class PrefixIndex:
-    """Digest to block, and back. Duplicates of one digest live side by side; the oldest is found."""
+    """Digest to block, over the pool's blocks. Duplicates of one digest live side by side; the eldest is found.
 
-    def __init__(self, blocks: int) -> None:
-        self.digests: list[bytes | None] = [None] * blocks
-        self._named = np.zeros(blocks, np.bool_).data
-        self.evicted = 0
-        # An int where one block has the digest (nearly always), a dictionary as ordered set otherwise.
-        self._blocks: dict[bytes, int | dict[int, None]] = {}
+    The pool takes a block's name from it when it hands the block out again.
+    """
 
-    def tell(self, named: BoolArray) -> None:
-        """From now on `named` (by block) says which blocks have a digest; none of them has one now."""
-        self._named = named.data
+    def __init__(self, blocks: Blocks) -> None:
+        """`blocks` is the state of a pool that caches."""
+        self._blocks = blocks
 
-    def find(self, digest: bytes) -> int | None:
-        """A block with this content."""
-        found = self._blocks.get(digest)
-        return next(iter(found)) if isinstance(found, dict) else found
+    @property
+    def evicted(self) -> int:
+        """Names forgotten since the start."""
+        return int(self._blocks.counts[FORGOTTEN])
 
-    def publish(self, block: int, digest: bytes) -> None:
-        """From now on `block` can be found; a block that already has a name keeps it."""
-        self.publish_all(((block, digest),))
+    def find(self, digests: bytes | bytearray, number: int = 0) -> int | None:
+        """A block with the content that the digest of this number names."""
+        found = find(self._blocks, np.frombuffer(digests, np.int32), number)
+        return None if found == NOBODY else found
 
-    def publish_all(self, named: Iterable[tuple[int, bytes]]) -> None:
-        """`publish` for each block with its digest."""
-        names, known, told = self.digests, self._blocks, self._named
-        for block, digest in named:
-            if names[block] is not None:
-                continue
-            names[block] = digest
-            told[block] = True
-            found = known.setdefault(digest, block)
-            if found is block:
-                continue
-            if isinstance(found, dict):
-                found[block] = None
-            elif found != block:
-                known[digest] = {found: None, block: None}
+    def publish(self, blocks: TokenArray, digests: bytes | bytearray, begin: int = 0) -> None:
+        """From now on these can be found under the digests from number `begin` on; who has a name keeps it."""
+        publish(self._blocks, blocks, np.frombuffer(digests, np.int32), begin)
 
-    def forget(self, block: int) -> None:
-        """`block` is about to be overwritten, or was never filled. Does nothing to a block without a name."""
-        self.forget_all((block,))
+    def forget(self, blocks: TokenArray) -> None:
+        """These were never filled. Does nothing to a block without a name."""
+        unpublish(self._blocks, blocks)
 
-    def forget_all(self, blocks: Iterable[int]) -> None:
-        """`forget` for each of `blocks`."""
-        names, known, told = self.digests, self._blocks, self._named
-        for block in blocks:
-            digest = names[block]
-            if digest is None:
-                continue
-            names[block] = None
-            told[block] = False
-            self.evicted += 1
-            found = known.pop(digest)
-            if isinstance(found, dict):
-                del found[block]
-                known[digest] = found if len(found) > 1 else next(iter(found))
+    def digest(self, block: int) -> bytes | None:
+        """The name of a block, if it has one."""
+        return self._blocks.entries[block, NAME:].tobytes() if self._blocks.named[block] else None
 
     def audit(self) -> list[str]:
         """Every broken invariant in words."""
-        listed: dict[int, bytes] = {}
-        for digest, found in self._blocks.items():
-            for block in found if isinstance(found, dict) else (found,):
-                listed[block] = digest
-        named = {block: digest for block, digest in enumerate(self.digests) if digest is not None}
-        return [] if listed == named else ["the prefix index and the blocks' digests differ"]
+        alike: dict[bytes, set[int]] = {}
+        for block in np.flatnonzero(self._blocks.named).tolist():
+            alike.setdefault(self.digest(block) or b"", set()).add(block)
+        faults = []
+        if int(np.count_nonzero(self._blocks.heads != NOBODY)) != len(alike):
+            faults.append("the prefix index and the blocks differ in which digests there are")
+        for digest, blocks in alike.items():
+            eldest = self.find(digest)
+            if eldest is None or self._ring(eldest, len(blocks)) != blocks:
+                faults.append(f"not all of the blocks {sorted(blocks)}, which have one digest, can be found")
+        return faults
+
+    def _ring(self, eldest: int, most: int) -> set[int]:
+        """The blocks that stand in a ring with this one, one more than `most` at the most."""
+        ring, block = {eldest}, int(self._blocks.entries[eldest, YOUNGER])
+        while block not in ring and len(ring) <= most:
+            ring.add(block)
+            block = int(self._blocks.entries[block, YOUNGER])
+        return ring

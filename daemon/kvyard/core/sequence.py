@@ -80,7 +80,8 @@ class SequenceState:
         """Start of its digest chain; empty without a prefix cache."""
         self.family: Family | None = None
         """All unfinished sequences of its request, where it has several."""
-        self.digests: list[bytes] = []
+        self.digests = bytearray()
+        """Of its full blocks, one behind the other, as far as they were asked for."""
         self.published = 0
         """Blocks of its table that the prefix index knows."""
         self.host: list[int] = []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from kvyard.core.plan import Admitted, BlockCopy, IntArray, TokenArray
+from kvyard.core.plan import Admitted, BlockCopy, IntArray
 from kvyard.core.sequence import SequenceState
 from kvyard.link.record import Preemption
 
@@ -16,8 +16,6 @@ class StepState:
         self.rows: IntArray = np.zeros(rows, np.int64)
         """The plan's rows, of which the first `picks` are there."""
         self.picks = 0
-        self.reclaimed: TokenArray = np.zeros(rows, np.int32)
-        """Room for the cached blocks that decodes take."""
         self.open(0)
 
     def open(self, budget: int) -> None:
