@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvyard.front import policy_desk
 from kvyard.front.daemon import Daemon, EngineRefused, Served, reload_words, rows_in_force
 from kvyard.front.keys import KeyRing
-from kvyard.front.operations import Who
-from kvyard.front.policy_desk import PolicyDesk
+from kvyard.front.operations import OperationError, Who
+from kvyard.front.policy_desk import PolicyDesk, Taken
 from kvyard.front.settings import Difference, Settings
 from kvyard.link.messages import Refused, Reply
 from kvyard.link.progress import EnginePhase
@@ -20,6 +21,7 @@ from kvyard.policy.base import BUILTIN
 from tests.front.yard import death, info
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
+IN_CHARGE = {"admission": "vllm", "preemption": "vllm", "prefill": "vllm"}
 
 
 @pytest.mark.parametrize(
@@ -70,7 +72,10 @@ def test_the_running_daemons_settings_are_those_in_force(start: int, wanted: int
 async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     """One without an engine whose every control call succeeds."""
 
-    async def answer(self: PolicyDesk, method: str, params: object) -> dict[str, Any]:
+    async def answer(
+        self: PolicyDesk, method: str, params: object, taken: Taken = lambda answer, late: None
+    ) -> dict[str, Any]:
+        taken({}, False)
         return {}
 
     monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
@@ -119,6 +124,44 @@ async def test_a_drain_that_stops_is_not(daemon: Daemon) -> None:
     assert daemon.serving.draining
 
 
+@pytest.fixture
+async def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """One whose engine is the test, and which waits for its answers for a moment only."""
+    monkeypatch.setenv("STATE_DIRECTORY", str(tmp_path))
+    monkeypatch.setattr(policy_desk, "CHANGE_TIMEOUT_S", 0.01)
+    daemon = Daemon(Settings(), Served("m", "m.gguf", "llama"), "http://x", KeyRing(None))
+    daemon.engine_ready(info(policies=IN_CHARGE))
+    return daemon
+
+
+def last_call(daemon: Daemon) -> int:
+    """The ticket of what the engine was asked last."""
+    return max(daemon.serving._calls)
+
+
+async def test_a_late_change_is_what_the_daemon_tells(serving: Daemon) -> None:
+    with pytest.raises(OperationError, match="did not answer swap"):
+        await serving.policy_swap("admission", "aging", {}, WHO)
+    result = {"generation": 1, "current": {**IN_CHARGE, "admission": "aging"}, "previous": IN_CHARGE, "step": 5}
+    serving.engine_message(Reply(last_call(serving), result))
+    status = await serving.status()
+    assert {row.kind: row.name for row in status.policies} == {**IN_CHARGE, "admission": "aging"}
+    assert (status.discipline, status.generation) == (None, 1)
+    assert serving._start_message().policies == {"admission": ("aging", {})}, "the next engine has it, too"
+    row = {"kind": "admission", "name": "aging", "params": [{"name": "rate", "value": 2.0}], "installed": "1"}
+    serving.engine_message(Reply(last_call(serving), {"policies": [row]}))
+    assert (await serving.status()).policies[0].params == {"rate": 2.0}, "asked for without a call"
+
+
+async def test_scheduling_that_stops_late_is_told(serving: Daemon) -> None:
+    with pytest.raises(OperationError, match="did not answer pause"):
+        await serving.pause(WHO)
+    assert not serving.serving.paused
+    serving.engine_message(Reply(last_call(serving), {"paused": True}))
+    assert serving.serving.paused and (await serving.status()).paused
+    assert serving.log.last(1)[0].data["message"].startswith("scheduling stopped; it took longer")
+
+
 async def test_what_ends_the_daemon_at_its_start_is_said_once(daemon: Daemon) -> None:
     refused = Refused("unknown", "no such discipline", "choose another")
     daemon.engine_refused(refused)
@@ -127,9 +170,6 @@ async def test_what_ends_the_daemon_at_its_start_is_said_once(daemon: Daemon) ->
     assert daemon.log.last(9) == [], "the command says it"
     daemon.engine_refused(refused)
     assert daemon.log.last(9)[0].data["message"] == "the engine cannot start: no such discipline"
-
-
-IN_CHARGE = {"admission": "vllm", "preemption": "vllm", "prefill": "vllm"}
 
 
 def swapped(daemon: Daemon, answered: bool) -> list[Reply]:

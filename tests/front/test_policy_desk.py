@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+from kvyard.front import policy_desk
 from kvyard.front.events import EventLog
 from kvyard.front.operations import OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk
@@ -125,6 +126,70 @@ async def test_one_change_at_a_time(desk: PolicyDesk, engine: Engine) -> None:
     assert (await first).ok
     engine.slow = False
     assert (await desk.swap("prefill", "other", {}, WHO)).ok
+
+
+async def given_up(desk: PolicyDesk, engine: Engine, change: Any) -> OperationError:  # noqa: ANN401 - a coroutine
+    """The engine says nothing to this change for as long as it is waited for."""
+    engine.slow = True
+    with pytest.raises(OperationError, match="the engine did not answer") as refusal:
+        await change
+    assert refusal.value.code == "timeout"
+    assert "do it after all" in refusal.value.hint
+    return refusal.value
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_desk, "CHANGE_TIMEOUT_S", 0.01)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("kind", ["admission", "discipline"])
+async def test_a_swap_that_happens_after_all_is_in_charge(engine: Engine, log: EventLog, kind: str) -> None:
+    desk = PolicyDesk("kvyard", Quarantine(None), log, engine)
+    refreshed: list[int] = []
+    desk.came_late = lambda: refreshed.append(desk.in_charge.generation)
+    await given_up(desk, engine, desk.swap(kind, "mine", {"prefill.x": 1} if kind == "discipline" else {"x": 1}, WHO))
+    assert (desk.in_charge.discipline, desk.in_charge.policies, log.last(9)) == ("kvyard", {}, [])
+    engine.waiting[0](engine.done({"kind": kind, "name": "mine"}))
+    if kind == "discipline":
+        assert desk.in_charge.parts() == {"discipline": ("mine", {"prefill": {"x": 1}})}
+    else:
+        assert desk.in_charge.parts() == {"admission": ("mine", {"x": 1})}
+    (event,) = log.last(9)
+    assert event.data["message"] == f"{kind} mine is in charge; it took longer than the call for it waited"
+    assert (event.data["kind"], event.data["generation"], event.data["who"]) == ("swap", 1, str(WHO))
+    assert refreshed == [1]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_parameters_that_are_set_after_all_are_in_force(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("kvyard", Quarantine(None), log, engine)
+    await given_up(desk, engine, desk.set("admission", {"aging": 3}, WHO))
+    engine.taken = {"aging": 3.0}
+    engine.waiting[0](engine.done({"kind": "admission"}))
+    assert (desk.in_charge.changed, desk.in_charge.generation) == ({"admission.aging": 3.0}, 1)
+    assert log.last(1)[0].data["message"].startswith("admission: aging=3.0; it took longer")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_change_that_is_refused_in_the_end_changes_nothing(engine: Engine, log: EventLog) -> None:
+    desk = PolicyDesk("kvyard", Quarantine(None), log, engine)
+    await given_up(desk, engine, desk.swap("admission", "mine", {}, WHO))
+    engine.waiting[0](Reply(1, error="the engine ended", code="engine-lost"))
+    assert (desk.in_charge.parts(), log.last(9)) == ({}, [])
+
+
+async def test_who_is_put_out_right_behind_the_answer_is_not_in_charge(desk: PolicyDesk, engine: Engine) -> None:
+    """Both messages come at once, before the operator's call goes on."""
+    engine.slow = True
+    change = asyncio.create_task(desk.swap("admission", "mine", {}, WHO))
+    await engine.asked_slowly.wait()
+    engine.waiting[0](engine.done({"kind": "admission", "name": "mine"}))
+    desk.ejected(Ejected("admission/mine", "raised", "no", 5))
+    assert (await change).current["admission"] == "mine"
+    assert desk.in_charge.policies == {"admission": (BUILTIN, {})}
+    assert desk.in_charge.generation == 2
 
 
 @pytest.mark.parametrize("kind", ["admision", "", "disciplines"])

@@ -22,7 +22,7 @@ from kvyard.front.keys import KeyFileError, KeyRing
 from kvyard.front.metrics import Metrics
 from kvyard.front.one_shot import run_one
 from kvyard.front.operations import GenerateCall, OperationError, Who
-from kvyard.front.policy_desk import PolicyDesk
+from kvyard.front.policy_desk import PolicyDesk, told
 from kvyard.front.policy_listing import describe_installed, listing, no_such_kind
 from kvyard.front.quarantine import Quarantine, state_file
 from kvyard.front.request_ids import find_request
@@ -89,6 +89,7 @@ class Daemon:
         self.serving.watched_by(self.decisions)
         self.serving.stalled = self.supervisor.stalled
         self.desk = PolicyDesk(settings.discipline, Quarantine(state_file()), self.log, self.serving.control)
+        self.desk.came_late = self._refresh_policies
         self.text: TextSupport | None = None
         self.first_ready: asyncio.Future[EngineInfo] = asyncio.get_running_loop().create_future()
         """Result: the first engine serves; an EngineRefused exception when it cannot start as asked."""
@@ -144,7 +145,7 @@ class Daemon:
         self.serving.idle = done.set
         if len(self.serving.journal):
             if self.serving.paused:
-                await self._ask_engine("resume")
+                await self._resume_for_drain()
             try:
                 await asyncio.wait_for(done.wait(), limit_s)
             except TimeoutError:
@@ -457,17 +458,22 @@ class Daemon:
         return await self._pause("resume", False, who)
 
     async def _pause(self, method: str, paused: bool, who: Who) -> Mapping[str, Any]:
-        await self.desk.ask(method, {})
-        self.serving.paused = paused
-        self.log.add("pause", "scheduling stopped" if paused else "scheduling goes on", who=str(who))
+        def taken(answer: dict[str, Any], late: bool) -> None:
+            self.serving.paused = paused
+            said = "scheduling stopped" if paused else "scheduling goes on"
+            self.log.add("pause", told(said, late), who=str(who))
+
+        await self.desk.ask(method, {}, taken)
         return {"paused": paused}
 
-    async def _ask_engine(self, method: str) -> None:
-        try:
-            await self.desk.ask(method, {})
+    async def _resume_for_drain(self) -> None:
+        def taken(answer: dict[str, Any], late: bool) -> None:
             self.serving.paused = False
+
+        try:
+            await self.desk.ask("resume", {}, taken)
         except OperationError as error:
-            log.warning("engine.ask", method=method, problem=error.message)
+            log.warning("engine.ask", method="resume", problem=error.message)
 
     async def drain(self, stop: bool, who: Who) -> Mapping[str, Any]:
         """Refuse what comes and finish what runs; with `stop` exit then."""

@@ -25,6 +25,10 @@ LONG_PAUSE_MS = 200.0
 """Time without a step that an operator is told in words: ten steps and more."""
 
 
+Taken = Callable[[dict[str, Any], bool], None]
+"""What is to be remembered of something that the engine has done: its result, and whether nobody waits for it."""
+
+
 class EngineControl(Protocol):
     """How the engine is asked."""
 
@@ -101,15 +105,23 @@ class PolicyDesk:
         self.quarantine = quarantine
         self.ejections: dict[str, int] = {}
         """Ejections since the start, by `kind/name`."""
+        self.came_late: Callable[[], None] = lambda: None
+        """Called when a change has happened whose call had been given up."""
         self._log = log
         self._ask = ask
         self._change = asyncio.Lock()
 
-    async def ask(self, method: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        """Ask the engine. Raises OperationError with its reason."""
+    async def ask(self, method: str, params: Mapping[str, Any], taken: Taken | None = None) -> dict[str, Any]:
+        """Ask the engine. Raises OperationError with its reason.
+
+        `taken` is called at the very moment in which the engine says that it has done it, ahead of whatever it
+        says next, and also when the caller was told in the meantime that there is no answer.
+        """
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def done(reply: Reply) -> None:
+            if taken is not None and reply.error is None:
+                taken(reply.result, answer.done())
             if not answer.done():
                 answer.set_result(reply)
 
@@ -120,7 +132,7 @@ class PolicyDesk:
             raise OperationError(
                 "timeout",
                 f"the engine did not answer {method} within {CHANGE_TIMEOUT_S:.0f} s",
-                "it may be in a very long step; see `kvyard status`",
+                "it may be in a very long step and do it after all; see `kvyard status`",
             ) from None
         if reply.error is not None:
             raise _EngineRefused(reply)
@@ -132,26 +144,32 @@ class PolicyDesk:
         async with self._one_change():
             if f"{kind}/{name}" not in self.blocked_names():
                 await vet(kind, name)
+            version = await asyncio.to_thread(self._installed, f"{kind}/{name}")
             asked = {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()}
+
+            def taken(answer: dict[str, Any], late: bool) -> None:
+                result = self._result(answer)
+                self._put_in_charge(kind, name, params, result.generation)
+                said = f"{kind} {f'{name} {version}'.strip()} is in charge"
+                self._changed("swap", said, who, result, late, version=version, pause_ms=result.pause_ms)
+
             try:
-                result = self._result(await self.ask("swap", asked))
+                return self._result(await self.ask("swap", asked, taken))
             except _EngineRefused as error:
                 raise self._held_back(error) from None
-            if kind == "discipline":
-                self.in_charge = InCharge(name, {}, result.generation, _by_kind(params))
-            else:
-                self.in_charge.policies[kind] = (name, dict(params))
-                self.in_charge.generation = result.generation
-        version = await asyncio.to_thread(self._installed, f"{kind}/{name}")
-        self._log.add(
-            "swap",
-            f"{kind} {f'{name} {version}'.strip()} is in charge",
-            who=str(who),
-            generation=result.generation,
-            version=version,
-            pause_ms=result.pause_ms,
-        )
-        return result
+
+    def _put_in_charge(self, kind: str, name: str, params: Mapping[str, Any], generation: int) -> None:
+        if kind == "discipline":
+            self.in_charge = InCharge(name, {}, generation, _by_kind(params))
+        else:
+            self.in_charge.policies[kind] = (name, dict(params))
+            self.in_charge.generation = generation
+
+    def _changed(self, event: str, said: str, who: Who, result: SwapResult, late: bool, **data: object) -> None:
+        """Tell of a change; `late` when its call had been given up."""
+        self._log.add(event, told(said, late), who=str(who), generation=result.generation, **data)
+        if late:
+            self.came_late()
 
     def _held_back(self, error: _EngineRefused) -> OperationError:
         """A refusal for the quarantine with its end and the other way out; the engine knows the names alone."""
@@ -176,15 +194,15 @@ class PolicyDesk:
         if kind not in KINDS:
             raise OperationError("bad-kind", f"{kind!r} is not a kind of policy", f"one of {', '.join(KINDS)}")
         async with self._one_change():
-            answer = await self.ask("set", {"kind": kind, "params": dict(params)})
-            result = self._result(answer)
-            taken = answer.get("params", {})
-            result.params = {name: taken.get(name, value) for name, value in params.items()}
-            self.in_charge.set(kind, result.current[kind], result.params)
-            self.in_charge.generation = result.generation
-        said = " ".join(f"{name}={value}" for name, value in result.params.items())
-        self._log.add("set", f"{kind}: {said}", who=str(who), generation=result.generation)
-        return result
+
+            def taken(answer: dict[str, Any], late: bool) -> None:
+                result = self._result(answer, params)
+                self.in_charge.set(kind, result.current[kind], result.params)
+                self.in_charge.generation = result.generation
+                said = " ".join(f"{name}={value}" for name, value in result.params.items())
+                self._changed("set", f"{kind}: {said}", who, result, late)
+
+            return self._result(await self.ask("set", {"kind": kind, "params": dict(params)}, taken), params)
 
     def release(self, policy: str, who: Who) -> None:
         """Let a quarantined policy be loaded again. Raises OperationError."""
@@ -263,8 +281,10 @@ class PolicyDesk:
         return _OneChange(self._change)
 
     @staticmethod
-    def _result(answer: Mapping[str, Any]) -> SwapResult:
+    def _result(answer: Mapping[str, Any], params: Mapping[str, Any] | None = None) -> SwapResult:
+        """`params` are those that were set; the policy may have taken them as something else, 3 as 3.0."""
         pause_ms = float(answer.get("pause_ms", 0.0))
+        as_taken = answer.get("params", {})
         return SwapResult(
             ok=True,
             generation=int(answer["generation"]),
@@ -273,7 +293,13 @@ class PolicyDesk:
             step=int(answer["step"]),
             message=_long_pause(pause_ms),
             pause_ms=pause_ms,
+            params={name: as_taken.get(name, value) for name, value in (params or {}).items()},
         )
+
+
+def told(said: str, late: bool) -> str:
+    """What happened, for the event log; `late` where the call for it had been given up."""
+    return f"{said}; it took longer than the call for it waited" if late else said
 
 
 def _long_pause(pause_ms: float) -> str:
