@@ -14,7 +14,7 @@ from kvyard.policy import Admission, OrderKey, Policy, RequestView, Snapshot
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
 
 from tests.core.harness import Clock, limits, run_step, spec
-from tests.core.scripted import ScriptedAdmission, ScriptedPrefill, scripted_set
+from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
 
 FORBIDDEN = Breach("forbidden", "opened a file")
 
@@ -170,6 +170,70 @@ def test_what_comes_with_kvyard_is_not_searched_after_every_call() -> None:
     run_step(scheduler)
     assert True not in watch.asked
     assert watch.opened == 0
+
+
+# ---- declarations and parameters are the policy's code, too -----------------------------------------------------
+
+
+class Sets(ScriptedAdmission):
+    """Does something else, or fails, while its parameters are set; and says in whose name it was entered."""
+
+    def __init__(self, watch: Watch, fails: bool) -> None:
+        super().__init__()
+        self.watch = watch
+        self.fails = fails
+
+    def set_params(self, values: Any) -> None:  # noqa: ANN401 - any values
+        if self.fails:
+            raise ZeroDivisionError("half done")
+        self.watch.notice = FORBIDDEN
+
+
+@pytest.mark.parametrize(("fails", "code"), [(False, "forbidden"), (True, "raised")])
+def test_who_fails_while_its_parameters_are_set_is_put_out(fails: bool, code: str) -> None:
+    watch, seen = Watch(), list[Policy | None]()
+    guard = Guard(clock_ns=Clock(), containment=watch, watch=lambda kind, policy, at: seen.append(policy))
+    policies = scripted_set(Sets(watch, fails))
+    scheduler = Scheduler(limits(), policies, clock_ns=Clock(), guard=guard, salt=b"test")
+    scheduler.add(spec(1))
+    run_step(scheduler)
+    seen.clear()
+    with pytest.raises(Fault, match=r"set_params\(\)") as caught:
+        scheduler.set_params("admission", {})
+    assert caught.value.code == code
+    assert seen[0] is policies.admission, "who looks on from outside must know whose code it is"
+    (exit_,) = scheduler.take_exits()
+    assert (exit_.kind, exit_.name, exit_.code) == ("admission", "scripted", code)
+    assert scheduler.policies.name("admission") == "builtin"
+    scheduler.add(spec(2))
+    assert run_step(scheduler).scheduled == {1: 1, 2: 8}
+
+
+def test_memory_is_limited_while_somebody_elses_parameters_are_set_and_declarations_read() -> None:
+    watch = Watch()
+    scheduler = scheduler_with(scripted_set(), watch)
+    watch.opened = 0
+    assert scheduler.set_params("admission", {}).ok
+    assert watch.opened == 1
+    assert not scheduler.guard.remains, "nobody left"
+
+
+def test_what_a_declaration_does_to_the_process_refuses_the_candidate() -> None:
+    watch = Watch()
+
+    class Declares(ScriptedPreemption):
+        def __init__(self) -> None:
+            VllmPreemption.__init__(self)  # its own would assign to the property
+
+        @property
+        def lookahead(self) -> int:  # type: ignore[override]
+            watch.notice = FORBIDDEN
+            return 1
+
+    scheduler = scheduler_with(scripted_set(), watch)
+    ticket = scheduler.swap({"preemption": Declares()})
+    assert (ticket.ok, ticket.code, ticket.error) == (False, "forbidden", "the policy opened a file in lookahead()")
+    assert scheduler.take_exits() == []
 
 
 # ---- last decisions --------------------------------------------------------------------------------------------

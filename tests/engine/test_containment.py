@@ -171,6 +171,45 @@ with guard.armed():
     assert says == "raised False"
 
 
+def test_parameters_and_declarations_are_contained_like_decisions() -> None:
+    code = """
+from kvyard.core.advice import builtin_set
+from kvyard.core.guard import Guard
+from kvyard.core.plan import Limits
+from kvyard.core.scheduler import Scheduler
+from kvyard.policy import Admission, AdmissionPolicy, PolicyParams, PreemptionPolicy, Victims, live
+
+class Hoards(AdmissionPolicy):
+    class Params(PolicyParams):
+        weight: float = live(1.0, ge=0, doc="x")
+    def set_params(self, values):
+        super().set_params(values)
+        self.table = bytearray(3 << 30)
+    def admit(self, s):
+        return Admission(())
+
+class Switches(PreemptionPolicy):
+    @property
+    def lookahead(self):
+        gc.enable()
+        return 1
+    def victims(self, s, short, who, cause):
+        return Victims(())
+
+gc.disable()
+guard = Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, containment=inside)
+limits = Limits(blocks=16, block_size=16, max_running=4, max_step_tokens=64, max_model_len=128)
+scheduler = Scheduler(limits, builtin_set(), clock_ns=time.perf_counter_ns, guard=guard, salt=b"test")
+print(scheduler.swap({"preemption": Switches()}).code, gc.isenabled())
+print(scheduler.swap({"admission": Hoards()}).ok)
+try:
+    scheduler.set_params("admission", {"weight": 2.0})
+except BaseException as fault:
+    print(fault.code, [exit_.code for exit_ in scheduler.take_exits()], scheduler.policies.name("admission"))
+"""
+    assert run(code).splitlines() == ["tampered False", "True", "memory ['memory'] builtin"]
+
+
 def test_a_functions_own_equality_is_not_asked() -> None:
     code = """
 class Sly:

@@ -149,7 +149,7 @@ class Advice:
         return {
             kind: {
                 "name": self.policies.name(kind),
-                "params": self._last_words(kind, Declarations(self.policies.get(kind)), "parameters"),
+                "params": self._parameters(kind),
                 "state": self._last_words(kind, self.policies.get(kind), "dump"),
             }
             for kind in KINDS
@@ -211,11 +211,14 @@ class Advice:
 
     def read_traits(self, policies: PolicySet) -> Traits:
         """What the policies declare rather than decide, read once. Raises Fault."""
-        call = self.guard.call
-        keyed, evicts = call("admission", Declarations(policies.admission), "admission", admission_traits)
-        lookahead = call("preemption", Declarations(policies.preemption), "preemption", self._checks.lookahead)
-        shape, divides = call("prefill", Declarations(policies.prefill), "prefill", self._checks.prefill_traits)
+        declared, checks = self._declared, self._checks
+        keyed, evicts = declared("admission", policies.admission, "key_and_evicts", admission_traits)
+        lookahead = declared("preemption", policies.preemption, "lookahead", checks.lookahead)
+        shape, divides = declared("prefill", policies.prefill, "shape_and_divide", checks.prefill_traits)
         return Traits(keyed, evicts, lookahead, shape, divides)
+
+    def _declared(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T]) -> T:
+        return self.guard.call(kind, policy, method, check, by=Declarations(policy))
 
     # ---- putting out ----------------------------------------------------------------------------------------
 
@@ -260,6 +263,12 @@ class Advice:
         """What a policy that was put out has to say; nothing if even that fails."""
         try:
             return self.guard.call(kind, policy, method, plain_mapping)
+        except Fault:
+            return {}
+
+    def _parameters(self, kind: Kind) -> dict[str, Any]:
+        try:
+            return self._declared(kind, self.policies.get(kind), "parameters", plain_mapping)
         except Fault:
             return {}
 

@@ -218,10 +218,12 @@ class Guard:
         check: Callable[[Any], T],
         *args: Any,  # noqa: ANN401 - whatever the method takes
         each: Iterable[Any] | None = None,
+        by: object | None = None,
     ) -> T:
         """The checked decision of `policy.method(*args)`. Raises Fault, whatever went wrong.
 
-        `each` is for `call_each`.
+        `each` is for `call_each`. `by` is whose method it is where it is not the policy's own: it runs code of the
+        policy's, which answers for it.
         """
         clock, containment = self._clock_ns, self._containment
         known = self._known.get(kind)
@@ -242,7 +244,7 @@ class Guard:
             try:
                 self._inside = containment.active = True
                 if each is None:
-                    decision = check(getattr(policy, method)(*args))
+                    decision = check(getattr(policy if by is None else by, method)(*args))
                 else:
                     decide = getattr(policy, method)
                     decision = [check(decide(item)) for item in each]  # type: ignore[assignment]

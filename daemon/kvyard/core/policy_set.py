@@ -57,17 +57,17 @@ class Traits(NamedTuple):
     """The prefill policy cuts prompts; otherwise each takes what is left."""
 
 
-class Declarations(Policy):
+class Declarations:
     """Reads a policy's declarations as a call, since they may be properties and so the policy's code."""
 
     def __init__(self, policy: Any) -> None:  # noqa: ANN401 - one of the three kinds
         self._policy = policy
 
-    def admission(self) -> tuple[Any, Any]:
+    def key_and_evicts(self) -> tuple[Any, Any]:
         """Key and `evicts`."""
         return self._policy.key, self._policy.evicts
 
-    def preemption(self) -> Any:  # noqa: ANN401 - whatever the policy declares
+    def lookahead(self) -> Any:  # noqa: ANN401 - whatever the policy declares
         """`lookahead`."""
         return self._policy.lookahead
 
@@ -75,7 +75,7 @@ class Declarations(Policy):
         """Parameter values."""
         return self._policy.params.values()
 
-    def prefill(self) -> tuple[Any, Any]:
+    def shape_and_divide(self) -> tuple[Any, Any]:
         """A constant shape, or the method; and the method that divides, or None."""
         policy = self._policy
         shape = RUNNING_FIRST if type(policy).shape is PrefillPolicy.shape else policy.shape

@@ -135,18 +135,15 @@ class Swapper:
             raise SwapBusy("another change of policies is under way; try again when it is over")
         advice = self._advice
         policy = advice.policies.get(kind)
-        refused: list[ParamError] = []
-
-        def change(values: Mapping[str, Value]) -> None:
-            try:
-                policy.set_params(values)
-            except ParamError as error:
-                refused.append(error)
-
+        setting = _Setting(policy)
         with advice.guard.armed():
-            advice.guard.call(kind, _Caller(change), "change", lambda value: None, dict(values))
-            if refused:
-                raise refused[0]
+            try:
+                advice.guard.call(kind, policy, "set_params", lambda value: None, dict(values), by=setting)
+            except Fault as fault:
+                advice.eject(fault)  # it may be half changed
+                raise
+            if setting.refused:
+                raise ParamError(setting.refused[0])
             ticket = SwapTicket(advice.policies, advice.policies, reorders=kind == "admission")
             self._ticket, self._adopt, self._todo, self._seen = ticket, [], [], 0
             self.advance()
@@ -250,8 +247,16 @@ class Swapper:
         self._adopt, self._todo, self._seen = [], [], 0
 
 
-class _Caller(Policy):
-    """Lets the guard call a plain function."""
+class _Setting:
+    """Sets a policy's parameters, and takes down why it refuses them, which is no failure of its."""
 
-    def __init__(self, change: Callable[[Mapping[str, Value]], None]) -> None:
-        self.change = change
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.refused: list[str] = []
+
+    def set_params(self, values: Mapping[str, Value]) -> None:
+        """The policy's own method. The error stays here: its frames hold what the policy left there."""
+        try:
+            self._policy.set_params(values)
+        except ParamError as error:
+            self.refused.append(str(error))
