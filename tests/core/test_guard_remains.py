@@ -13,7 +13,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from kvyard.core.containment import Breach
@@ -272,7 +272,72 @@ def test_a_timeout_while_loading_keeps_its_words(timed: Watched) -> None:
     timed.budget = Budget(loading_cpu_ns=20 * MS, loading_wall_ns=100 * MS, tick_ns=4 * MS)
     with pytest.raises(NotLoaded, match="did not end"):
         timed.load(spin)
+    assert timed.remains, "it may have left cycles behind"
+    assert collect(timed) is None
     assert not timed.remains
+
+
+class Endless:
+    """Its end does not end; `inside` tells of each whether the guard was there."""
+
+    inside: ClassVar[list[bool]] = []
+
+    def __init__(self, guard: Guard) -> None:
+        self.guard = guard
+
+    def __del__(self) -> None:
+        self.inside.append(self.guard._inside)
+        end = time.perf_counter() + 3.0  # no `spin`: outside the guard nothing would end it
+        while time.perf_counter() < end:
+            pass
+
+
+def keeps_and_spins(guard: Guard) -> None:
+    mine = Endless(guard)
+    spin()
+    del mine
+
+
+def raises_it_when_told_to_stop(guard: Guard) -> None:
+    try:
+        spin()
+    except BaseException:
+        raise ValueError(Endless(guard)) from None
+
+
+def keeps_and_raises(guard: Guard) -> None:
+    mine = Endless(guard)
+    raise RegistryError("not made", str(id(mine)))
+
+
+def leaves_a_cycle_and_raises(guard: Guard) -> None:
+    mine = Endless(guard)
+    mine.self = mine  # type: ignore[attr-defined]
+    raise RegistryError("not made")
+
+
+FAILURES: dict[str, tuple[Callable[[Guard], None], type[Exception]]] = {
+    "keeps it and does not end": (keeps_and_spins, NotLoaded),
+    "raises it when told to stop": (raises_it_when_told_to_stop, NotLoaded),
+    "keeps it and raises": (keeps_and_raises, RegistryError),
+    "leaves a cycle": (leaves_a_cycle_and_raises, RegistryError),
+}
+
+
+@pytest.mark.parametrize(("make", "error"), FAILURES.values(), ids=FAILURES.keys())
+def test_what_a_candidate_that_failed_leaves_ends_within_the_guard(
+    timed: Guard, make: Callable[[Guard], None], error: type[Exception]
+) -> None:
+    timed.budget = Budget(hard_ns=20 * MS, wall_ns=100 * MS, loading_cpu_ns=40 * MS, tick_ns=4 * MS)
+    Endless.inside.clear()
+    start = time.perf_counter()
+    with pytest.raises(error) as caught:
+        timed.load(lambda: make(timed))
+    del caught
+    assert collect(timed) is None, "nobody is in charge who could be blamed"
+    assert Endless.inside == [True]
+    assert time.perf_counter() - start < 2.0
+    assert call(timed, lambda: 5) is None
 
 
 class Mine:

@@ -288,31 +288,41 @@ class Guard:
         self._started_cpu, self._started_wall = self._cpu_ns(), self._clock_ns()
         self._containment.look()
         self._timer.arm(self.tick, budget.loading_cpu_ns, budget.tick_ns)
+        failed: list[BaseException] = []
+        made: T | None = None
         try:
             try:
                 self._inside = True
                 made = make()
-                self.remains.candidates.append(made)
-                return made
             finally:
                 self._inside = False
         except BaseException as error:
             self._inside = False
-            if self._ticks:
-                return cast("T", None)
-            self._protected(partial(_clear_frames, error))
-            raise
-        finally:
-            self._loaded()
+            failed.append(error)
+        # None where it failed: what was made until then may have left cycles behind.
+        self.remains.candidates.append(made)
+        self._loaded(failed)
+        if failed:
+            raise failed.pop()
+        return cast("T", made)
 
-    def _loaded(self) -> None:
-        """Loading is over: back to the limits of calls. Raises NotLoaded when it took too long or did more."""
-        self._timer.disarm()
+    def _loaded(self, failed: list[BaseException]) -> None:
+        """Loading is over: back to the limits of calls. Raises NotLoaded when it took too long or did more.
+
+        What the frames of its failure hold, or that itself where something else is told, ends under these limits.
+        """
+        budget, containment = self.budget, self._containment
         self._calm()
         ticks, self._ticks = self._ticks, 0
-        budget = self.budget
         self._cpu_limit, self._wall_limit = budget.hard_ns, budget.wall_ns
-        breach = self._containment.breach(True)
+        breach = containment.breach(True)
+        if failed:
+            self._timer.arm(self.tick, budget.tick_ns, budget.tick_ns)
+            self._protected(partial(_clear_frames, failed[0]))
+            if ticks or breach is not None:
+                self._protected(failed.clear)
+            breach = breach or containment.breach(True)
+        self._timer.disarm()
         if ticks:
             limits = f"{budget.loading_cpu_ns / 1e9:g} s of CPU time or {budget.loading_wall_ns / 1e9:g} s"
             raise NotLoaded("timeout", f"its import and construction did not end within {limits}; nothing changed")

@@ -70,7 +70,7 @@ class Remains:
     left: list[Left] = field(default_factory=list)
     """Policies of others that were called once and are not called any more."""
     candidates: list[object] = field(default_factory=list)
-    """What was loaded, in charge or not."""
+    """What was loaded, in charge or not; None for what failed, which may have left cycles behind."""
 
     def __bool__(self) -> bool:
         return bool(self.candidates) or any(not one.kept for one in self.left)
