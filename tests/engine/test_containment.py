@@ -136,6 +136,52 @@ print(inside.breach(True))
     ]
 
 
+def test_tampering_of_several_kinds_is_put_right_and_named_together() -> None:
+    code = """
+original = kvyard.core.pool
+def act():
+    signal.setitimer(signal.ITIMER_REAL, 0)
+    gc.disable()
+    sys.modules['kvyard.core.pool'] = types.ModuleType('x')
+timer.arm(lambda frame: None, 10**9, 10**9)
+inside.open()
+act()
+print(inside.breach(True).what)
+print(signal.getitimer(signal.ITIMER_REAL)[1], gc.isenabled(), sys.modules['kvyard.core.pool'] is original)
+"""
+    assert run(code).splitlines() == [
+        "switched the guard's timer off and changed the garbage collector (gc.disable) "
+        "and replaced a module of kvyard",
+        "1.0 True True",
+    ]
+
+
+@pytest.mark.parametrize("method", ["admit", "key"])
+def test_what_a_policy_changed_beside_what_was_noticed_does_not_stay(method: str) -> None:
+    """Of keys only what was refused is looked for after the call, and the next window takes what is for right."""
+    code = f"""
+from kvyard.core.guard import Fault, Guard
+from kvyard.policy import Policy
+class Changes(Policy):
+    kind = "admission"
+    def admit(self):
+        gc.set_threshold(1)
+        try:
+            open("/dev/null")
+        except BaseException:
+            pass
+    key = admit
+guard = Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, containment=inside)
+before = gc.get_threshold()
+with guard.armed():
+    try:
+        guard.call("admission", Changes(), "{method}", lambda value: value)
+    except Fault as fault:
+        print(fault.code, gc.get_threshold() == before)
+"""
+    assert run(code) == "forbidden True"
+
+
 def test_what_the_engine_changes_between_two_calls_is_nobodys_fault() -> None:
     code = """
 gc.disable()

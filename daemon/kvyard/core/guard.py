@@ -452,8 +452,10 @@ class Guard:
         cpu_ns, wall_ns = max(0, self._cpu_spent()), self._clock_ns() - self._started_wall
         spent = f"{cpu_ns / 1e6:.0f} ms and {wall_ns / 1e6:.0f} ms"
         ticks, self._ticks = self._ticks, 0
-        breach = error.breach if isinstance(error, Breached) else self._containment.breach(True)
-        breach = breach or memory
+        # Even after one that was noticed: what else it did must not be taken for right from now on.
+        breach = self._containment.breach(True) or memory
+        if isinstance(error, Breached):
+            breach = error.breach
         if self._confined:  # whoever kept what there was must leave memory for what follows
             self._containment.open()
         if breach is not None:

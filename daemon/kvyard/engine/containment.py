@@ -166,13 +166,18 @@ class ProcessContainment:
     def breach(self, thorough: bool) -> Breach | None:
         """What the call did; the timer, the modules and the settings are put right."""
         noticed, self.noticed = self.noticed, None
-        tampered = (self._timer.restore() or self._restore()) if thorough else ""
-        if thorough and not self._modules_intact():
-            sys.modules.update(zip(self._names, self._modules, strict=True))
-            tampered = tampered or "replaced a module of kvyard"
+        # All three, whatever the first finds: what stays is taken for right by the next `look`.
+        found = (self._timer.restore(), self._restore(), self._restore_modules()) if thorough else ()
+        tampered = " and ".join(filter(None, found))
         if noticed is None and tampered:
             return Breach("tampered", tampered)
         return noticed
+
+    def _restore_modules(self) -> str:
+        if self._modules_intact():
+            return ""
+        sys.modules.update(zip(self._names, self._modules, strict=True))
+        return "replaced a module of kvyard"
 
     def _restore(self) -> str:
         """Put right what somebody did to the settings; what that was, empty when nothing."""
