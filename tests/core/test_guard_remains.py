@@ -17,9 +17,9 @@ from typing import Any, ClassVar
 
 import pytest
 from kvyard.core.containment import Breach
-from kvyard.core.guard import Budget, Fault, Guard, NotLoaded
+from kvyard.core.guard import Budget, Fault, Guard, NotLoaded, PolicyTimeout
 from kvyard.core.interrupt import SignalTimer
-from kvyard.core.remains import MOST_KEPT, Blame, Collection, Suspect, culprit
+from kvyard.core.remains import MOST_KEPT, Blame, Collection, Remains, Suspect, culprit
 from kvyard.policy import Policy
 from kvyard.policy.registry import RegistryError
 from kvyard_policies.vllm import VllmAdmission
@@ -42,21 +42,15 @@ class Anything(Policy):
         return self.act()
 
 
-class Watched(Guard):
-    """Tells how long a collection took."""
-
-    took = 0.0
-
-
 @pytest.fixture
-def timed() -> Iterator[Watched]:
+def timed() -> Iterator[Guard]:
     """A guard with a real timer and a small budget; finalizers end with their tests."""
     before = signal.getsignal(signal.SIGALRM)
     timer = SignalTimer()
     budget = Budget(hard_ns=20 * MS, wall_ns=100 * MS, tick_ns=4 * MS)
     gc.collect()
     gc.disable()
-    yield Watched(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, budget=budget)
+    yield Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timer, budget=budget)
     timer.disarm()
     signal.signal(signal.SIGALRM, before)
     gc.enable()
@@ -152,7 +146,7 @@ ENDLESS: dict[str, Callable[[], None]] = {
 
 
 @pytest.mark.parametrize("name", ENDLESS)
-def test_an_endless_end_is_ended_and_blamed(timed: Watched, name: str) -> None:
+def test_an_endless_end_is_ended_and_blamed(timed: Guard, name: str) -> None:
     call(timed, ENDLESS[name])
     blame = collect(timed)
     assert blame is not None
@@ -167,7 +161,7 @@ def test_an_endless_end_is_ended_and_blamed(timed: Watched, name: str) -> None:
     assert call(timed, lambda: 5) is None
 
 
-def test_the_end_of_a_policy_itself_comes_within_the_guard(timed: Watched) -> None:
+def test_the_end_of_a_policy_itself_comes_within_the_guard(timed: Guard) -> None:
     class Endless(Anything):
         def __del__(self) -> None:
             spin()
@@ -182,7 +176,7 @@ def test_the_end_of_a_policy_itself_comes_within_the_guard(timed: Watched) -> No
     assert not timed.remains
 
 
-def test_who_is_held_elsewhere_is_kept_for_a_while(timed: Watched) -> None:
+def test_who_is_held_elsewhere_is_kept_for_a_while(timed: Guard) -> None:
     ended: list[bool] = []
 
     class Noted(Anything):
@@ -200,7 +194,7 @@ def test_who_is_held_elsewhere_is_kept_for_a_while(timed: Watched) -> None:
     assert ended == [True]
 
 
-def test_who_holds_itself_is_let_go_all_the_same(timed: Watched) -> None:
+def test_who_holds_itself_is_let_go_all_the_same(timed: Guard) -> None:
     policy = Anything()
     policy.me = policy  # type: ignore[attr-defined]
     gone = weakref.ref(policy)
@@ -213,7 +207,7 @@ def test_who_holds_itself_is_let_go_all_the_same(timed: Watched) -> None:
     assert gone() is None
 
 
-def test_a_candidate_that_is_refused_ends_within_the_guard(timed: Watched) -> None:
+def test_a_candidate_that_is_refused_ends_within_the_guard(timed: Guard) -> None:
     ended: list[bool] = []
 
     class Noted(Anything):
@@ -227,7 +221,7 @@ def test_a_candidate_that_is_refused_ends_within_the_guard(timed: Watched) -> No
     assert ended == [True]
 
 
-def test_what_an_exception_holds_ends_within_the_guard(timed: Watched) -> None:
+def test_what_an_exception_holds_ends_within_the_guard(timed: Guard) -> None:
     ended: list[bool] = []
 
     class Noted:
@@ -246,7 +240,7 @@ def test_what_an_exception_holds_ends_within_the_guard(timed: Watched) -> None:
     assert time.perf_counter() - start < 3.0
 
 
-def test_what_a_candidates_frames_hold_ends_within_the_guard(timed: Watched) -> None:
+def test_what_a_candidates_frames_hold_ends_within_the_guard(timed: Guard) -> None:
     ended: list[bool] = []
 
     class Noted:
@@ -268,7 +262,7 @@ def test_what_a_candidates_frames_hold_ends_within_the_guard(timed: Watched) -> 
     assert ended == [True, True]
 
 
-def test_a_timeout_while_loading_keeps_its_words(timed: Watched) -> None:
+def test_a_timeout_while_loading_keeps_its_words(timed: Guard) -> None:
     timed.budget = Budget(loading_cpu_ns=20 * MS, loading_wall_ns=100 * MS, tick_ns=4 * MS)
     with pytest.raises(NotLoaded, match="did not end"):
         timed.load(spin)
@@ -350,7 +344,7 @@ def garbage(count: int) -> None:
         one.self = one  # type: ignore[attr-defined]
 
 
-def test_a_long_collection_blames_nobody(timed: Watched) -> None:
+def test_a_long_collection_blames_nobody(timed: Guard) -> None:
     """The collector's own work, many times the hard limit."""
     call(timed, lambda: 1)
     garbage(400_000)
@@ -359,14 +353,14 @@ def test_a_long_collection_blames_nobody(timed: Watched) -> None:
     assert time.thread_time() - start > timed.budget.hard_ns / 1e9
 
 
-def test_a_long_collection_with_short_finalizers_blames_nobody(timed: Watched) -> None:
+def test_a_long_collection_with_short_finalizers_blames_nobody(timed: Guard) -> None:
     call(timed, left(lambda: sum(range(10)), 200))
     garbage(400_000)
     call(timed, left(lambda: sum(range(10)), 200))
     assert collect(timed) is None
 
 
-def test_a_policy_of_ours_is_not_timed(timed: Watched) -> None:
+def test_a_policy_of_ours_is_not_timed(timed: Guard) -> None:
     with timed.armed():
         timed.call("admission", VllmAdmission(), "dump", lambda value: value)
     ended: list[bool] = []
@@ -382,10 +376,36 @@ def test_a_policy_of_ours_is_not_timed(timed: Watched) -> None:
     assert ended == [False]
 
 
-def test_other_exceptions_of_a_finalizer_are_told_as_ever(timed: Watched, capsys: pytest.CaptureFixture[str]) -> None:
+def test_other_exceptions_of_a_finalizer_are_told_as_ever(timed: Guard, capsys: pytest.CaptureFixture[str]) -> None:
     call(timed, left(lambda: 1 // 0))
     assert collect(timed) is None
     assert "ZeroDivisionError" in capsys.readouterr().err
+
+
+def test_nobody_is_lost_when_a_tick_ends_the_collection_in_the_guards_own_code() -> None:
+    """Over its limit, the timer goes off every 0.2 ms, between any two lines."""
+    held, ends = [Anything(), Anything()], Anything()
+    remains = Remains()
+    for policy in (*held, ends):
+        remains.leave("admission", policy)
+    gone = weakref.ref(ends)
+    del ends, policy
+    one = Mine()
+    one.self = one  # type: ignore[attr-defined]
+    garbage_left = weakref.ref(one)
+    del one
+
+    def leavers() -> Iterator[Suspect[str]]:
+        yield from (Suspect("admission", Anything, "it"), Suspect("admission", Anything, "held"))
+        raise PolicyTimeout
+
+    collection: Collection[str] = Collection(Clock(), Clock(), tick_ns=1, limits_ns=(1, 1))
+    with pytest.raises(PolicyTimeout):
+        collection.run(remains, leavers())
+    assert [left.policy for left in remains.left] == held
+    assert [left.kept for left in remains.left] == [0, 1]
+    assert gone() is None
+    assert garbage_left() is None, "what it left behind ends within the guard, too"
 
 
 # ---- samples, in virtual time ----------------------------------------------------------------------------------
@@ -473,7 +493,7 @@ def test_what_a_finalizer_must_not_do_is_blamed() -> None:
     assert "opened a file in code that it left behind" in blame.message
 
 
-def test_without_a_step_a_policy_that_something_holds_is_kept_however_often_it_is_asked(timed: Watched) -> None:
+def test_without_a_step_a_policy_that_something_holds_is_kept_however_often_it_is_asked(timed: Guard) -> None:
     """Changes without a step between them: the core itself holds who left until the next step."""
     policy = Anything()
     gone = weakref.ref(policy)

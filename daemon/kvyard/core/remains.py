@@ -113,19 +113,27 @@ class Collection(Generic[K]):
         self._limits_ns = limits_ns
         self._last: tuple[int, int] | None = None
 
-    def run(self, remains: Remains, left: Iterable[Suspect[K]]) -> None:
-        """Let go of `remains`, and collect. `left` are those that left, the last one first."""
-        remains.candidates.clear()
-        kept = []
-        for self._ending in left:
-            one = remains.left.pop()
-            if one.held and not (self._stepped and one.kept >= MOST_KEPT):
-                one.kept += self._stepped
-                kept.append(one)
-            del one
-        self._ending = None
-        remains.left.extend(reversed(kept))
-        gc.collect()
+    def run(self, remains: Remains, leavers: Iterable[Suspect[K]]) -> None:
+        """Let go of `remains`, and collect. `leavers` are those that left, the last one first.
+
+        A tick may come between any two lines here and ends the loop: nobody is out of `remains` meanwhile, whose end
+        would come outside the guard later.
+        """
+        left = remains.left
+        at = len(left)
+        try:
+            remains.candidates.clear()
+            for suspect in leavers:
+                self._ending, at = suspect, at - 1
+                one = left[at]
+                if one.held and not (self._stepped and one.kept >= MOST_KEPT):
+                    one.kept += self._stepped
+                else:
+                    del left[at]
+                del one
+        finally:
+            self._ending = None
+            gc.collect()
 
     def over(self, frame: FrameType | None) -> bool:
         """A tick in `frame`: whether the code of policies has had its time."""
