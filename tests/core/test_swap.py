@@ -10,12 +10,12 @@ from kvyard.core.advice import PolicySet
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SLICE_NS, TRANSITIONS, SwapBusy, SwapState
 from kvyard.link.record import Wait
-from kvyard.policy import KINDS, Kind, OrderKey, ParamError, Policy, RequestView, nobody
+from kvyard.policy import KINDS, Admission, Kind, OrderKey, ParamError, Policy, RequestView, Snapshot, nobody
 from kvyard_policies.aging import AgingAdmission
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
 
 from tests.core.harness import Clock, run_all, run_step, scheduler_of, spec, step_parts
-from tests.core.scripted import ScriptedAdmission, ScriptedPrefill, scripted_set
+from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
 
 
 def vllm_set(order: str = "fcfs") -> PolicySet:
@@ -283,6 +283,75 @@ def test_parameters_that_break_the_policy_put_it_out() -> None:
     assert [exit_.name for exit_ in scheduler.take_exits()] == ["vllm"]
     assert scheduler.policies.name("admission") == "builtin"
     assert run_all(scheduler)[-1].finished
+
+
+def test_who_is_put_out_while_its_parameters_change_keeps_no_say_in_the_order() -> None:
+    clock = Clock()
+
+    class Slow(VllmAdmission):
+        broken = False
+
+        def key(self, r: RequestView) -> OrderKey:
+            clock.ns += SLICE_NS // 32
+            return (-r.arrival,)
+
+        def admit(self, s: Snapshot) -> Admission:
+            return super().admit(s) if not self.broken else Admission(1 // 0)  # type: ignore[arg-type]
+
+    policy = Slow()
+    scheduler = scheduler_of(PolicySet(policy, VllmPreemption(), VllmPrefill()), clock=clock, max_running=1)
+    for id in range(1, 301):
+        scheduler.add(spec(id, max_new=1))
+    run_step(scheduler)
+    ticket = scheduler.set_params("admission", {"watermark": 0.2})
+    assert not ticket.over
+    policy.broken = True
+    for _ in range(20):
+        run_step(scheduler)
+    assert (ticket.state, ticket.code) == (SwapState.REFUSED, "")
+    assert "put out" in ticket.error
+    assert [exit_.code for exit_ in scheduler.take_exits()] == ["raised"]
+    left = waiting_ids(scheduler)
+    assert left == sorted(left), "the built-in's order"
+    assert scheduler.set_params("prefill", {"long_prefill": 4}).ok, "the next change is free to begin"
+
+
+class DeclaresOnce(ScriptedPreemption):
+    """Its declaration can be read once only."""
+
+    reads = 0
+
+    def __init__(self) -> None:
+        VllmPreemption.__init__(self)
+
+    @property
+    def lookahead(self) -> int:  # type: ignore[override]
+        self.reads += 1
+        return 3 // (self.reads < 2)
+
+
+def test_putting_one_out_asks_nothing_of_the_others() -> None:
+    scheduler = scheduler_of(scripted_set(ScriptedAdmission(lambda s: 1 // 0), preemption=DeclaresOnce()))
+    scheduler.add(spec(1))
+    assert run_step(scheduler).scheduled == {1: 8}
+    assert [exit_.kind for exit_ in scheduler.take_exits()] == ["admission"]
+    assert scheduler.advice.traits.lookahead == 2
+
+
+def test_a_change_asks_nothing_of_those_that_stay_and_undoes_no_ejection() -> None:
+    clock = Clock()
+    culprit = ScriptedPrefill()
+    scheduler = scheduler_of(scripted_set(preemption=DeclaresOnce(), prefill=culprit), clock=clock)
+    for id in range(1, 301):
+        scheduler.add(spec(id))
+    ticket = scheduler.swap({"admission": Adopting(clock)})
+    assert scheduler.advice.traits.divides
+    culprit.share = lambda s, prompts, left: 1 // 0
+    while not ticket.over:
+        run_step(scheduler)
+    assert ticket.ok
+    assert not scheduler.advice.traits.divides, "the built-in's"
+    assert scheduler.advice.traits.lookahead == 2
 
 
 @pytest.mark.parametrize("moment", ["half a prompt", "swapped out", "paused", "idle"])

@@ -78,7 +78,7 @@ class Advice:
         self._last_admission: PlainAdmission | None = None
         self._last_victims: PlainVictims | None = None
         self._decisions: deque[tuple[int, Kind, str, object]] = deque(maxlen=REMEMBERED * len(KINDS))
-        self.traits = self.read_traits(policies)
+        self.traits = self.read_traits(policies, KINDS)
 
     # ---- the calls ------------------------------------------------------------------------------------------
 
@@ -209,13 +209,19 @@ class Advice:
         for kind in kinds:
             self.guard.forgive(kind)
 
-    def read_traits(self, policies: PolicySet) -> Traits:
-        """What the policies declare rather than decide, read once. Raises Fault."""
+    def read_traits(self, policies: PolicySet, kinds: Collection[Kind]) -> Traits:
+        """What the policies of `kinds` declare rather than decide, read once; nothing of the others. Raises Fault."""
         declared, checks = self._declared, self._checks
-        keyed, evicts = declared("admission", policies.admission, "key_and_evicts", admission_traits)
-        lookahead = declared("preemption", policies.preemption, "lookahead", checks.lookahead)
-        shape, divides = declared("prefill", policies.prefill, "shape_and_divide", checks.prefill_traits)
-        return Traits(keyed, evicts, lookahead, shape, divides)
+        read: dict[str, Any] = {}
+        if "admission" in kinds:
+            traits = declared("admission", policies.admission, "key_and_evicts", admission_traits)
+            read["keyed"], read["evicts"] = traits
+        if "preemption" in kinds:
+            read["lookahead"] = declared("preemption", policies.preemption, "lookahead", checks.lookahead)
+        if "prefill" in kinds:
+            shape = declared("prefill", policies.prefill, "shape_and_divide", checks.prefill_traits)
+            read["shape"], read["divides"] = shape
+        return Traits(**read)
 
     def _declared(self, kind: Kind, policy: Policy, method: str, check: Callable[[Any], T]) -> T:
         return self.guard.call(kind, policy, method, check, by=Declarations(policy))
@@ -230,7 +236,8 @@ class Advice:
         changes = {kind: fresh.get(kind) for kind in gone}
         whole = "builtin" if len(gone) == len(KINDS) else None
         self.policies = old.replaced(changes, {}, whole)
-        self.traits = self.read_traits(self.policies)
+        # Only the built-ins': the others may fail in this, and would be the next ones to be put out.
+        self.traits = self.traits.with_those_of(gone, self.read_traits(self.policies, gone))
         self.exits.append(self._exit_of(fault, old, gone))
         self._forget(gone)
         self.order_changed = self.order_changed or "admission" in gone

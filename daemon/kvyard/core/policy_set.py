@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
@@ -45,16 +46,28 @@ def builtin_set() -> PolicySet:
 class Traits(NamedTuple):
     """What the policies in charge declare once instead of deciding in every step."""
 
-    keyed: bool
+    keyed: bool = False
     """The admission policy has an order of its own."""
-    evicts: bool
+    evicts: bool = False
     """It wants to be asked although all places are taken."""
-    lookahead: int
+    lookahead: int = 0
     """Steps beyond this one whose blocks must be there before growth counts as fitting."""
-    shape: Shape | None
+    shape: Shape | None = None
     """The shape of every step, where the prefill policy has a constant instead of a method."""
-    divides: bool
+    divides: bool = False
     """The prefill policy cuts prompts; otherwise each takes what is left."""
+
+    def with_those_of(self, kinds: Collection[Kind], others: Traits) -> Traits:
+        """What the policies of `kinds` declare is taken from `others`."""
+        return self._replace(**{name: getattr(others, name) for kind in kinds for name in DECLARED[kind]})
+
+
+DECLARED: Mapping[Kind, tuple[str, ...]] = {
+    "admission": ("keyed", "evicts"),
+    "preemption": ("lookahead",),
+    "prefill": ("shape", "divides"),
+}
+"""The traits of each kind."""
 
 
 class Declarations:

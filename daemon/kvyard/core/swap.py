@@ -12,7 +12,7 @@ A small change is over within the call that begins it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -66,8 +66,8 @@ class SwapTicket:
     changes: Mapping[Kind, Policy] = field(default_factory=dict)
     names: Mapping[Kind, str] = field(default_factory=dict)
     discipline: str | None = None
-    reorders: bool = False
-    """The order of the queue may change."""
+    kinds: Collection[Kind] = ()
+    """Those whose policy, or its parameters, are changed."""
 
     @property
     def over(self) -> bool:
@@ -78,6 +78,11 @@ class SwapTicket:
     def ok(self) -> bool:
         """The new policies are in charge."""
         return self.state is SwapState.DONE
+
+    @property
+    def reorders(self) -> bool:
+        """The order of the queue may change."""
+        return "admission" in self.kinds
 
     def move(self, state: SwapState) -> None:
         """Go where the table says."""
@@ -119,9 +124,7 @@ class Swapper:
                 raise ValueError(f"{type(policy).__name__} is no {kind} policy")
         old = self._advice.policies
         wanted = old.replaced(dict(changes), dict(names), discipline)
-        ticket = SwapTicket(
-            old, wanted, changes=changes, names=names, discipline=discipline, reorders="admission" in changes
-        )
+        ticket = SwapTicket(old, wanted, changes=changes, names=names, discipline=discipline, kinds=tuple(changes))
         self._ticket = ticket
         self._adopt = [(kind, policy) for kind, policy in changes.items() if type(policy).adopt is not Policy.adopt]
         self._todo, self._seen = [], 0
@@ -144,7 +147,7 @@ class Swapper:
                 raise
             if setting.refused:
                 raise ParamError(setting.refused[0])
-            ticket = SwapTicket(advice.policies, advice.policies, reorders=kind == "admission")
+            ticket = SwapTicket(advice.policies, advice.policies, kinds=(kind,))
             self._ticket, self._adopt, self._todo, self._seen = ticket, [], [], 0
             self.advance()
         return ticket
@@ -154,10 +157,13 @@ class Swapper:
         ticket = self._ticket
         if ticket is None:
             return
+        if self._gone(ticket):
+            self._abandon(ticket, "", "it was put out before its new values were in force everywhere")
+            return
         deadline = self._clock_ns() + SLICE_NS
         try:
             if ticket.state is SwapState.ADOPTING and self._adopted(deadline):
-                self._traits = self._advice.read_traits(ticket.wanted)
+                self._traits = self._advice.read_traits(ticket.wanted, ticket.kinds)
                 self._begin_order(ticket)
                 ticket.move(SwapState.ORDERING)
             if self._order is not None and self._ledger.queue.reordering is not self._order:
@@ -166,6 +172,11 @@ class Swapper:
                 self._commit(ticket)
         except Fault as fault:
             self._refuse(ticket, fault)
+
+    def _gone(self, ticket: SwapTicket) -> bool:
+        """Whose parameters are changed was put out in the meantime, and nobody must be asked in its name."""
+        in_charge = self._advice.policies
+        return not ticket.changes and any(in_charge.get(kind) is not ticket.wanted.get(kind) for kind in ticket.kinds)
 
     def _adopted(self, deadline: int) -> bool:
         """Show the candidates the live requests, those that came in the meantime too; True when all are shown."""
@@ -224,7 +235,7 @@ class Swapper:
             )
         else:
             ticket.wanted = self._advice.policies
-        self._advice.install(ticket.wanted, self._traits)
+        self._advice.install(ticket.wanted, self._advice.traits.with_those_of(ticket.kinds, self._traits))
         if self._order is not None:
             self._order.keys_of = self._advice.keys if self._traits.keyed else None
             self._ledger.queue.adopt(self._order)
@@ -235,10 +246,13 @@ class Swapper:
 
     def _refuse(self, ticket: SwapTicket, fault: Fault) -> None:
         """The candidate failed before it was in charge: the old ones stay."""
-        self._ledger.queue.abandon_reorder()
-        ticket.code, ticket.error = fault.code, fault.message
         if not ticket.changes:  # new parameters broke the policy in charge
             self._advice.eject(fault)
+        self._abandon(ticket, fault.code, fault.message)
+
+    def _abandon(self, ticket: SwapTicket, code: str, error: str) -> None:
+        self._ledger.queue.abandon_reorder()
+        ticket.code, ticket.error = code, error
         ticket.move(SwapState.REFUSED)
         self._clear()
 
