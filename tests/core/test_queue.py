@@ -124,10 +124,75 @@ def test_back_to_the_order_of_arrival() -> None:
     queue.settle()
     assert ids(queue) == [3, 2, 1]
     built = queue.reorder(None)
-    assert built.complete
+    built.advance(3)
     queue.adopt(built)
     assert ids(queue) == [1, 2, 3]
     assert not queue.keyed
+
+
+def test_the_order_of_arrival_is_kept_under_a_key_with_both_its_ends() -> None:
+    queue = WaitingQueue()
+    seqs = {id: sequence(id) for id in range(1, 7)}
+    for id in (1, 2, 3, 4):
+        queue.arrive(seqs[id])
+    queue.remove(seqs[3])
+    queue.requeue(seqs[3], front=True)
+    for order in (newest_first, by_priority):
+        built = queue.reorder(order)
+        built.advance(100)
+        queue.adopt(built)
+    queue.remove(seqs[1])
+    queue.requeue(seqs[1], front=False)
+    queue.remove(seqs[4])
+    queue.requeue(seqs[4], front=True)
+    queue.arrive(seqs[5])
+    queue.settle()
+    built = queue.reorder(None)
+    built.advance(100)
+    queue.adopt(built)
+    assert ids(queue) == [4, 3, 2, 1, 5]
+
+
+@settings(max_examples=60)
+@given(seed=st.integers(0, 2**32))
+def test_whatever_happens_while_a_new_order_is_built(seed: int) -> None:
+    """Against a plain list: joins, leaves and returns at both ends, between and during changes of the order."""
+    random, queue, line = Random(seed), WaitingQueue(), list[SequenceState]()
+    outside = [sequence(id, random.randrange(4)) for id in range(30)]
+    order: object = None
+    for _ in range(150):
+        action, built = random.random(), queue.reordering
+        if action < 0.35 and outside:
+            seq = outside.pop(random.randrange(len(outside)))
+            front = random.random() < 0.3
+            if front or random.random() < 0.5:
+                queue.requeue(seq, front=front)
+            else:
+                queue.arrive(seq)
+            line.insert(0 if front else len(line), seq)
+        elif action < 0.65 and line:
+            seq = line.pop(random.randrange(len(line)))
+            queue.remove(seq)
+            outside.append(seq)
+        elif built is None:
+            queue.settle()
+            queue.reorder(random.choice((None, by_priority, newest_first)))
+        elif random.random() < 0.1:
+            queue.abandon_reorder()
+        else:
+            queue.settle()
+            built.advance(random.randrange(1, 5))
+            if built.complete:
+                queue.adopt(built)
+                order = built.keys_of
+        queue.settle()
+        expected = line
+        if order is by_priority:
+            expected = sorted(line, key=lambda seq: (seq.priority, seq.arrival))
+        elif order is newest_first:
+            expected = sorted(line, key=lambda seq: -seq.arrival)
+        assert list(queue) == expected
+        assert len(queue) == len(line)
 
 
 def test_a_candidate_whose_key_fails_harms_nobody() -> None:
@@ -191,9 +256,8 @@ def test_joining_and_leaving_cost_the_same_in_a_long_queue() -> None:
     for seq in seqs:
         queue.arrive(seq)
     queue.settle()
-    assert queue._sorted is not None
-    assert max(len(bucket) for bucket in queue._sorted._buckets) <= BUCKET
+    assert max(len(bucket) for bucket in queue._entries._buckets) <= BUCKET
     for seq in seqs[::2]:
         queue.remove(seq)
     assert len(queue) == 10_000
-    assert all(queue._sorted._buckets), "empty buckets go"
+    assert all(queue._entries._buckets), "empty buckets go"

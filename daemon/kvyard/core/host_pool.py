@@ -6,6 +6,8 @@ step must not be handed out in it: the scheduler gives such blocks back when the
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class HostPool:
     """`blocks` host blocks numbered from 0."""
@@ -32,6 +34,6 @@ class HostPool:
         del self._free[len(self._free) - count :]
         return taken
 
-    def release(self, blocks: list[int]) -> None:
+    def release(self, blocks: Sequence[int]) -> None:
         """Give blocks back; nobody reads them any more."""
         self._free += blocks

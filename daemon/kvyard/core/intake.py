@@ -204,7 +204,7 @@ class Intake:
         row = ledger.enter(seq, offer.hits, offer.first, offer.start)
         step.withdrawals[seq] = host
         if host:
-            seq.host = []
+            seq.host = ()
             target = ledger.cols.tables[row, : len(host)].astype(np.int64)
             step.copies_in[seq] = BlockCopy(seq.id, "in", np.array(host, np.int64), target)
         if offer.fork is not None:

@@ -200,7 +200,7 @@ class Ledger:
             self.swapped -= 1
         if seq.host:
             self.host.release(seq.host)
-            seq.host = []
+            seq.host = ()
 
     def lose_host(self, seq: SequenceState) -> None:
         """The host copy of a swapped sequence cannot be trusted: it computes its tokens again."""
@@ -271,14 +271,13 @@ class Ledger:
             found.append(block)
         return found
 
-    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> bytearray:
+    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> bytearray | bytes:
         """Digests of at least the first `count` blocks of `seq`; each is made once."""
-        digests, size = seq.digests, self.block_size
-        known = len(digests) // DIGEST_BYTES
+        known, size = len(seq.digests) // DIGEST_BYTES, self.block_size
         if known < count:
             raw = tokens[known * size : count * size].tobytes()
-            self._chain.extend(digests, seq.root, raw, size * tokens.itemsize)
-        return digests
+            self._chain.extend(seq.own_digests(), seq.root, raw, size * tokens.itemsize)
+        return seq.digests
 
     def publish(self, seq: SequenceState, upto: int) -> int:
         """Let others find the full blocks up to token `upto` of a running sequence.
@@ -316,7 +315,7 @@ class Ledger:
             if seq.published == before and len(seq.digests) == before * DIGEST_BYTES:
                 parent = bytes(seq.digests[-DIGEST_BYTES:]) or seq.root
                 digest = next_digest(parent, raw[at * width : (at + 1) * width])
-                seq.digests += digest
+                seq.own_digests().extend(digest)
                 digests += digest
                 named.append(at)
                 seq.published = held

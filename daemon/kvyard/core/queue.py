@@ -1,13 +1,13 @@
 """The waiting queue: in the order of arrival, or in the order of the admission policy's key.
 
-Keys are evaluated when a sequence joins, never per step. A new order over a long queue is built beside the
-old one in slices (`Reorder`) and put in its place when it is complete, so that no step pays for it.
+The order of arrival is that of the sequences' places: numbers that count upwards at its end, and downwards in front
+for those that are put there. Keys are evaluated when a sequence joins, never per step. A new order over a long queue
+is built beside the old one in slices (`Reorder`) and put in its place when it is complete, so that no step pays for it.
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from operator import itemgetter
@@ -19,6 +19,7 @@ from kvyard.policy.base import OrderKey
 KeysOf = Callable[[Sequence[SequenceState]], list[OrderKey]]
 """Asks for many at once: a call through the guard costs more than a key."""
 Entry = tuple[OrderKey, int, SequenceState]
+"""Key and number of arrival; without a key its place."""
 AT_ONCE = 64
 """Keys asked for in one call, so that no call takes long."""
 BUCKET = 512
@@ -85,30 +86,30 @@ class WaitingQueue:
 
     def __init__(self, keys_of: KeysOf | None = None) -> None:
         self._keys_of = keys_of
-        self._line: OrderedDict[SequenceState, None] = OrderedDict()
-        """The order of arrival, requeued ones at either end; without a key this is the queue."""
-        self._sorted: SortedEntries | None = SortedEntries() if keys_of else None
+        self._entries = SortedEntries()
         self._fresh: dict[SequenceState, None] = {}
         """Arrived since the last `settle`, their keys not yet asked for."""
         self._reorder: Reorder | None = None
+        self._first = self._last = 0
+        """Places in the order of arrival taken so far, at both ends: who is put in front has one below 0."""
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._fresh)
+        return len(self._entries) + len(self._fresh)
 
     def __iter__(self) -> Iterator[SequenceState]:
         """In order; those that came since the last `settle` stand at the end."""
-        settled: Iterator[SequenceState] = iter(self._line) if self._sorted is None else iter(self._sorted)
-        return chain(settled, self._fresh) if self._fresh else settled
+        return chain(self._entries, self._fresh) if self._fresh else iter(self._entries)
 
     @property
     def keyed(self) -> bool:
         """A key decides, not the order of arrival."""
-        return self._sorted is not None
+        return self._keys_of is not None
 
     def arrive(self, seq: SequenceState) -> None:
         """A new sequence; its key is asked for at the next `settle`, where policy code may run."""
-        if self._sorted is None and self._reorder is None:
-            self._line[seq] = None
+        place = seq.place = self._last = self._last + 1
+        if self._keys_of is None and self._reorder is None:
+            self._entries.add(((), place, seq))
         else:
             self._fresh[seq] = None
 
@@ -131,34 +132,37 @@ class WaitingQueue:
 
     def requeue(self, seq: SequenceState, *, front: bool) -> None:
         """A sequence that ran waits again; a key overrules `front`."""
-        self._join([seq])
         if front:
-            self._line.move_to_end(seq, last=False)
+            seq.place = self._first = self._first - 1
+        else:
+            seq.place = self._last = self._last + 1
+        self._join([seq])
 
     def _join(self, seqs: list[SequenceState]) -> None:
-        if self._sorted is not None and self._keys_of is not None:
+        add = self._entries.add
+        if self._keys_of is None:
+            for seq in seqs:
+                add(((), seq.place, seq))
+        else:
             for seq, key in zip(seqs, self._keys_of(seqs), strict=True):
                 seq.key = key
-                self._sorted.add((key, seq.arrival, seq))
-        for seq in seqs:
-            self._line[seq] = None
+                add((key, seq.arrival, seq))
         if self._reorder is not None:
             self._reorder.add(seqs)
 
     def remove(self, seq: SequenceState) -> None:
         """Take a sequence out: it was admitted or it ended. Raises KeyError when it does not wait."""
-        if seq in self._fresh:
-            del self._fresh[seq]
+        fresh = self._fresh
+        if fresh and seq in fresh:
+            del fresh[seq]
             return
-        del self._line[seq]
-        if self._sorted is not None:
-            self._sorted.remove((seq.key, seq.arrival, seq))
+        self._entries.remove(((), seq.place, seq) if self._keys_of is None else (seq.key, seq.arrival, seq))
         if self._reorder is not None:
             self._reorder.discard(seq)
 
     def reorder(self, keys_of: KeysOf | None) -> Reorder:
         """Begin a new order beside the present one; `adopt` puts it in place."""
-        self._reorder = Reorder(keys_of, self._line)
+        self._reorder = Reorder(keys_of, list(self._entries))
         return self._reorder
 
     def abandon_reorder(self) -> None:
@@ -176,53 +180,60 @@ class WaitingQueue:
             raise RuntimeError("the new order is not complete")
         self._reorder = None
         self._keys_of = built.keys_of
-        self._sorted = None
-        if built.keys_of is not None:
-            self._sorted = built.entries
-            for seq, key in built.keys.items():
-                seq.key = key
+        self._entries = built.entries
+        for seq, (key, _, _) in built.placed.items():
+            seq.key = key
 
 
 class Reorder:
     """A new order of the queue in the making."""
 
-    def __init__(self, keys_of: KeysOf | None, line: OrderedDict[SequenceState, None]) -> None:
+    def __init__(self, keys_of: KeysOf | None, waiting: list[SequenceState]) -> None:
+        """`waiting` are those that are in the queue now."""
         self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""
-        self.keys: dict[SequenceState, OrderKey] = {}
+        self.placed: dict[SequenceState, Entry] = {}
         self.entries = SortedEntries()
-        self._todo: OrderedDict[SequenceState, None] = OrderedDict() if keys_of is None else OrderedDict(line)
+        self._waiting = waiting
+        self._seen = 0
+        """Of `waiting`, how many had their turn."""
+        self._left: set[SequenceState] = set()
+        """Those that left the queue in the meantime; whoever of them came back was placed then."""
 
     @property
     def complete(self) -> bool:
         """Every waiting sequence has its place."""
-        return not self._todo and self.fault is None
+        return self._seen == len(self._waiting) and self.fault is None
 
     def advance(self, count: int) -> None:
         """Place up to `count` more; see `fault`."""
-        while count > 0 and self._todo and self.fault is None:
-            seqs = list(islice(self._todo, min(count, AT_ONCE)))
-            self.add(seqs)
+        while count > 0 and self._seen < len(self._waiting) and self.fault is None:
+            seqs = self._waiting[self._seen : self._seen + min(count, AT_ONCE)]
+            self.add([seq for seq in seqs if seq not in self._left])
+            self._seen += len(seqs)
             count -= len(seqs)
 
     def add(self, seqs: list[SequenceState]) -> None:
         """Place sequences: those of the queue, or ones that joined in the meantime."""
-        if self.keys_of is not None and self.fault is None:
+        if self.fault is not None:
+            return
+        if self.keys_of is None:
+            entries: list[Entry] = [((), seq.place, seq) for seq in seqs]
+        else:
             try:
                 keys = self.keys_of(seqs)
             except Fault as fault:
                 self.fault = fault
                 return
-            for seq, key in zip(seqs, keys, strict=True):
-                self.keys[seq] = key
-                self.entries.add((key, seq.arrival, seq))
-        for seq in seqs:
-            self._todo.pop(seq, None)
+            entries = [(key, seq.arrival, seq) for seq, key in zip(seqs, keys, strict=True)]
+        for entry in entries:
+            self.placed[entry[2]] = entry
+            self.entries.add(entry)
 
     def discard(self, seq: SequenceState) -> None:
         """A sequence left the queue in the meantime."""
-        self._todo.pop(seq, None)
-        key = self.keys.pop(seq, None)
-        if key is not None:
-            self.entries.remove((key, seq.arrival, seq))
+        self._left.add(seq)
+        entry = self.placed.pop(seq, None)
+        if entry is not None:
+            self.entries.remove(entry)

@@ -6,7 +6,7 @@ then `commit` (or `abandon` when the model failed). Everything else reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from typing import Any, NamedTuple
@@ -292,7 +292,7 @@ class Scheduler:
             ledger.lose_host(seq)
         self._close_step()
 
-    def _withdraw(self, seq: SequenceState, host: list[int]) -> None:
+    def _withdraw(self, seq: SequenceState, host: Sequence[int]) -> None:
         """Undo an admission."""
         ledger = self.ledger
         if host:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.core.lifecycle import Event, State, after
@@ -33,6 +34,7 @@ class SequenceState:
         "lined_up",
         "max_new",
         "number",
+        "place",
         "preemptions",
         "priority",
         "promised",
@@ -80,13 +82,16 @@ class SequenceState:
         """Start of its digest chain; empty without a prefix cache."""
         self.family: Family | None = None
         """All unfinished sequences of its request, where it has several."""
-        self.digests = bytearray()
+        # Empty ones are shared: of a hundred thousand that wait, each object counts in the processor's caches.
+        self.digests: bytearray | bytes = b""
         """Of its full blocks, one behind the other, as far as they were asked for."""
         self.published = 0
         """Blocks of its table that the prefix index knows."""
-        self.host: list[int] = []
+        self.host: Sequence[int] = ()
         """Host blocks that hold its KV."""
         self.key: OrderKey = ()
+        self.place = 0
+        """Where it stands in the order of arrival; `kvyard.core.queue` gives it."""
         self.preemptions = 0
         self.admissions = 0
         self.admitted_step = -1
@@ -96,6 +101,13 @@ class SequenceState:
         """Why it waits, when that is its own reason and not the whole queue's."""
         self.short = 0
         """Blocks that were missing when it was last refused."""
+
+    def own_digests(self) -> bytearray:
+        """Its digests, to be added to."""
+        digests = self.digests
+        if not isinstance(digests, bytearray):
+            digests = self.digests = bytearray()
+        return digests
 
     def move(self, event: Event) -> None:
         """Go where the lifecycle table says. Raises IllegalTransition."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from kvyard.core.plan import Admitted, BlockCopy, IntArray
@@ -33,7 +35,7 @@ class StepState:
         self.preemptions: list[Preemption] = []
         self.requeue: list[tuple[SequenceState, bool]] = []
         self.admitted: dict[SequenceState, Admitted] = {}
-        self.withdrawals: dict[SequenceState, list[int]] = {}
+        self.withdrawals: dict[SequenceState, Sequence[int]] = {}
         """Admitted in this step, and the host blocks that each was read from."""
         self.copies_out: dict[SequenceState, BlockCopy] = {}
         self.copies_in: dict[SequenceState, BlockCopy] = {}
