@@ -13,9 +13,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from kvyard.core.guard import Budget, Fault, Guard, Nonsense, NotLoaded
+from kvyard.core.guard import Fault, Guard, Nonsense, NotLoaded
 from kvyard.core.interrupt import SignalTimer
 from kvyard.core.scheduler import Scheduler
+from kvyard.core.timed import Budget
 from kvyard.policy import RUNNING, Admission, Policy, Shape, Snapshot, Victims, nobody
 
 from tests.core.harness import Clock, limits, run_all, run_step, scheduler_of, spec
@@ -404,7 +405,7 @@ def test_calls_and_time_are_counted_by_kind() -> None:
 def slow_calls(guard: Guard, policy: Anything, pattern: list[int]) -> int | None:
     """Call with these CPU times; the number of the call that put the policy out."""
     for number, spent in enumerate(pattern):
-        policy.act = ticking(guard._cpu_ns, spent)  # type: ignore[arg-type]
+        policy.act = ticking(guard.cpu_ns, spent)  # type: ignore[arg-type]
         try:
             guard.call("admission", policy, "admit", same)
         except Fault as fault:

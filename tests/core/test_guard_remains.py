@@ -17,9 +17,10 @@ from typing import Any, ClassVar
 
 import pytest
 from kvyard.core.containment import Breach
-from kvyard.core.guard import Budget, Fault, Guard, NotLoaded, PolicyTimeout
+from kvyard.core.guard import Fault, Guard, NotLoaded
 from kvyard.core.interrupt import SignalTimer
 from kvyard.core.remains import MOST_KEPT, Blame, Collection, Remains, Suspect, culprit
+from kvyard.core.timed import Budget, PolicyTimeout
 from kvyard.policy import Policy
 from kvyard.policy.registry import RegistryError
 from kvyard_policies.vllm import VllmAdmission
@@ -78,7 +79,7 @@ def collect(guard: Guard) -> Blame[str] | None:
     start = time.perf_counter()
     blame = guard.collect(lambda kind, policy: f"{kind}/{type(policy).__name__}")
     assert time.perf_counter() - start < 3.0, "three times the hard limit on an idle machine"
-    assert guard._protected(lambda: sys.gettrace()) is None
+    assert guard.protected(lambda: sys.gettrace()) is None
     return blame
 
 
@@ -181,7 +182,7 @@ def test_who_is_held_elsewhere_is_kept_for_a_while(timed: Guard) -> None:
 
     class Noted(Anything):
         def __del__(self) -> None:
-            ended.append(timed._inside)
+            ended.append(timed.inside)
 
     holder = [Noted()]
     call(timed, lambda: 1, holder[0])
@@ -212,7 +213,7 @@ def test_a_candidate_that_is_refused_ends_within_the_guard(timed: Guard) -> None
 
     class Noted(Anything):
         def __del__(self) -> None:
-            ended.append(timed._inside)
+            ended.append(timed.inside)
 
     timed.load(lambda: ({"admission": Noted()}, 1))
     assert ended == []
@@ -226,7 +227,7 @@ def test_what_an_exception_holds_ends_within_the_guard(timed: Guard) -> None:
 
     class Noted:
         def __del__(self) -> None:
-            ended.append(timed._inside)
+            ended.append(timed.inside)
             spin()
 
     def act() -> None:
@@ -245,7 +246,7 @@ def test_what_a_candidates_frames_hold_ends_within_the_guard(timed: Guard) -> No
 
     class Noted:
         def __del__(self) -> None:
-            ended.append(timed._inside)
+            ended.append(timed.inside)
 
     def inner() -> None:
         mine, told = Noted(), Noted()
@@ -280,7 +281,7 @@ class Endless:
         self.guard = guard
 
     def __del__(self) -> None:
-        self.inside.append(self.guard._inside)
+        self.inside.append(self.guard.inside)
         end = time.perf_counter() + 3.0  # no `spin`: outside the guard nothing would end it
         while time.perf_counter() < end:
             pass
@@ -367,7 +368,7 @@ def test_a_policy_of_ours_is_not_timed(timed: Guard) -> None:
 
     class Noted:
         def __del__(self) -> None:
-            ended.append(timed._inside)
+            ended.append(timed.inside)
 
     one = Noted()
     one.self = one  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvyard.core.advice import Advice
 from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
+from kvyard.core.remains import is_foreign
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.step import StepState
 from kvyard.link.record import Preemption
@@ -269,10 +270,9 @@ class Conduct:
 
         What comes with kvyard is known by its tests: beside a policy of somebody else's it is not blamed.
         """
-        policies, is_foreign = self._advice.policies, self._advice.guard.is_foreign
-        foreign = {kind: is_foreign(kind, policies.get(kind)) for kind in ("admission", "preemption")}
-        if foreign["admission"] != foreign["preemption"]:
-            return "admission" if foreign["admission"] else "preemption"
+        theirs = is_foreign(self._advice.policies.admission)
+        if theirs != is_foreign(self._advice.policies.preemption):
+            return "admission" if theirs else "preemption"
         return "admission" if by_admissions else "preemption"
 
     # ---- overrides ------------------------------------------------------------------------------------------

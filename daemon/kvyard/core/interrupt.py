@@ -18,7 +18,7 @@ ONLY_ALARM = (ALARM,)
 
 
 class SignalTimer:
-    """A `kvyard.core.guard.Timer`. Raises RuntimeError outside the main thread. One per process."""
+    """A `kvyard.core.timed.Timer`. Raises RuntimeError outside the main thread. One per process."""
 
     def __init__(self) -> None:
         if threading.current_thread() is not threading.main_thread():

@@ -16,9 +16,11 @@ from dataclasses import dataclass, field
 from types import FrameType, FunctionType
 from typing import Any, Generic, NamedTuple, TypeVar
 
+from kvyard.core.timed import boundary
 from kvyard.policy.base import Kind, Policy
+from kvyard.policy.generations import OURS
 
-OURS = frozenset({"kvyard", "kvyard_policies"})
+MAX_CAUSES = 16
 MAX_FRAMES = 64
 SHOWN_FRAMES = 12
 ALONE = 2
@@ -113,6 +115,7 @@ class Collection(Generic[K]):
         self._limits_ns = limits_ns
         self._last: tuple[int, int] | None = None
 
+    @boundary
     def run(self, remains: Remains, leavers: Iterable[Suspect[K]]) -> None:
         """Let go of `remains`, and collect. `leavers` are those that left, the last one first.
 
@@ -154,6 +157,23 @@ class Collection(Generic[K]):
         return True
 
 
+def is_foreign(policy: Policy) -> bool:
+    """Somebody else's, not one of those that come with kvyard."""
+    return _root(type(policy).__module__) not in OURS
+
+
+def clear_frames(error: BaseException | None) -> None:
+    """Let go of what the frames of an exception and of its causes hold, and of the causes of one of ours."""
+    for _ in range(MAX_CAUSES):
+        if error is None:
+            return
+        traceback.clear_frames(error.__traceback__)
+        further = error.__cause__ or error.__context__
+        if _root(type(error).__module__) in OURS:  # it says all that is needed
+            error.__cause__ = error.__context__ = None
+        error = further
+
+
 def origin_of(frame: FrameType | None) -> Origin:
     """The global names of the functions under way from `frame` on, innermost first."""
     names: list[dict[str, Any]] = []
@@ -164,7 +184,10 @@ def origin_of(frame: FrameType | None) -> Origin:
 
 
 def culprit(origin: Origin, suspects: Sequence[Suspect[K]]) -> Suspect[K] | None:
-    """Whose code it was: by the module it is from; where no module tells, the only plugin that it can be."""
+    """Whose code it was: by the module it is from; where no module tells, the only plugin that it can be.
+
+    So a finalizer of another library's that harms is the only plugin's, although that may have nothing to do with it.
+    """
     theirs = [names for names in origin if _root(names.get("__name__")) not in OURS]
     for belongs in (_from_module, _from_plugin):
         for names in theirs:
