@@ -105,7 +105,7 @@ class Desk:
     def __init__(self) -> None:
         self.log = EventLog()
         self.steps: Feed[StepRecord] = Feed()
-        self.engine_pid: int | None = None
+        self.policy_pids: set[int] = set()
         self.waiting = 3
         self.requests_listed = 2
         self.calls: list[tuple[str, object, Who]] = []

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ import structlog
 
 from kvyard import __version__
 from kvyard.control.schema import PolicyListing, RequestPage, Status, SwapResult
+from kvyard.front import scratch
 from kvyard.front.decisions import DecisionLog
 from kvyard.front.engine_child import EngineDeath
 from kvyard.front.event_lines import write_event
@@ -361,9 +362,10 @@ class Daemon:
     # ---- Operations
 
     @property
-    def engine_pid(self) -> int | None:
-        """The engine's process: it may not use the control socket."""
-        return self.supervisor.pid
+    def policy_pids(self) -> Collection[int]:
+        """Processes that run policies, the engine and scratch ones: they may not use the control socket."""
+        engine = self.supervisor.pid
+        return scratch.running() | (set() if engine is None else {engine})
 
     async def status(self) -> Status:
         """Everything the first screen shows."""

@@ -7,7 +7,7 @@ client as `internal`.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -75,8 +75,8 @@ class Operations(Protocol):
         ...
 
     @property
-    def engine_pid(self) -> int | None:
-        """The engine's process: it may not use the control socket."""
+    def policy_pids(self) -> Collection[int]:
+        """Processes that run policies: they may not use the control socket."""
         ...
 
     async def status(self) -> Status:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -16,6 +15,7 @@ from kvyard.control.schema import PolicyListing, PolicyRow, QuarantineEntry
 from kvyard.front.engine_child import how_it_ended
 from kvyard.front.operations import OperationError
 from kvyard.front.quarantine import concerns
+from kvyard.front.scratch import output_of
 from kvyard.policy.base import API, BUILTIN, KINDS
 from kvyard.policy.discovery import OWN_DISTRIBUTION, discover
 from kvyard.policy.registry import list_policies
@@ -94,27 +94,15 @@ async def describe_installed(kind: str, name: str, *, parts: bool = False) -> di
 
     With `parts` also the parameters of a discipline's parts.
     """
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "kvyard.policy.describe",
-        kind,
-        name,
-        "parts" if parts else "",
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
+    arguments = (kind, name, "parts" if parts else "")
     try:
-        output, _ = await asyncio.wait_for(process.communicate(), SCRATCH_LIMIT_S)
+        output, status = await output_of("kvyard.policy.describe", *arguments, limit_s=SCRATCH_LIMIT_S)
     except TimeoutError:
-        process.kill()
-        await process.wait()
         raise OperationError("hung", f"{kind}/{name} did not load within {SCRATCH_LIMIT_S:.0f} s") from None
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
-        how = how_it_ended(process.returncode or 0)
+        how = how_it_ended(status)
         raise OperationError("crashed", f"{kind}/{name} ended the process that loaded it: it {how}") from None
     if "error" in answer:
         raise OperationError(str(answer["code"]), str(answer["error"]))

@@ -7,8 +7,10 @@ Run in a process of its own, because loading runs the plugin's code.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +18,8 @@ from typing import Any
 from kvyard.policy.base import BUILTIN, KINDS, Kind
 from kvyard.policy.params import ParamError, Value
 from kvyard.policy.registry import RegistryError, load, load_discipline
+
+PR_SET_PDEATHSIG = 1
 
 
 def describe(kind: str, name: str, parts: str = "") -> dict[str, Any]:
@@ -56,8 +60,14 @@ def _part(kind: Kind, name: str, params: Mapping[str, Value]) -> dict[str, Any]:
         return {"problem": str(error)}
 
 
+def _end_with_parent() -> None:
+    """Nobody is left then who would wait for the answer, or end a plugin that never returns."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+
+
 def main() -> None:
     """Entry of the process."""
+    _end_with_parent()
     # What a plugin prints while it is imported must not stand in the answer.
     answer_to = os.dup(1)
     os.dup2(2, 1)

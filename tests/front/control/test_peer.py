@@ -1,4 +1,4 @@
-"""Roles by kernel credentials, and keeping the engine out."""
+"""Roles by kernel credentials, and keeping those out that run policies."""
 
 from __future__ import annotations
 
@@ -77,9 +77,6 @@ class TestTheEngine:
             assert not belongs_to(os.getpid(), engine.pid), "its parent is no descendant"
             assert not belongs_to(1, engine.pid)
             engine.kill()
-
-    def test_without_an_engine_everybody_may(self) -> None:
-        assert not belongs_to(os.getpid(), None)
 
     def test_a_process_that_is_gone(self) -> None:
         with _sleeper() as process:

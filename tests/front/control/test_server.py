@@ -452,7 +452,7 @@ async def test_a_change_that_was_begun_is_finished_without_its_caller(served: Se
     await settled(lambda: len(served.desk.calls) == 1)
 
 
-async def test_the_engine_is_refused(served: Served) -> None:
+async def test_what_runs_policies_is_refused(served: Served) -> None:
     code = (
         "import json, socket, sys\n"
         "sys.stdin.readline()\n"
@@ -462,7 +462,7 @@ async def test_the_engine_is_refused(served: Served) -> None:
     engine = await asyncio.create_subprocess_exec(
         sys.executable, "-c", code, str(served.path), stdin=pipe, stdout=pipe, start_new_session=True
     )
-    served.desk.engine_pid = engine.pid
+    served.desk.policy_pids = {1, engine.pid}
     out, _ = await asyncio.wait_for(engine.communicate(b"go\n"), 20)
     assert json.loads(out)["error"]["code"] == "forbidden"
     assert served.desk.log.last(1)[0].data["pid"] == engine.pid

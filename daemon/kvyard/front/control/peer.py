@@ -44,21 +44,21 @@ def _is_member(gid: int, user: str, group: str) -> bool:
     return wanted == gid or (bool(user) and wanted in os.getgrouplist(user, gid))
 
 
-def belongs_to(pid: int, engine: int | None) -> bool:
-    """Whether a process is the engine, in its session, or among its descendants.
+def belongs_to(pid: int, host: int) -> bool:
+    """Whether a process is `host`, which runs policies, in the session that it leads, or among its descendants.
 
-    The engine runs policies with the daemon's own rights, so this keeps a faulty one from operating the
-    daemon; it is no sandbox.
+    Policies run with the daemon's own rights, so this keeps a faulty one from operating the daemon; it is no
+    sandbox.
     """
-    if engine is None or pid <= 0:
+    if pid <= 0:
         return False
     try:
-        if os.getsid(pid) == engine:
+        if os.getsid(pid) == host:
             return True
     except OSError:
-        return pid == engine
+        return pid == host
     for _ in range(_ANCESTORS):
-        if pid == engine:
+        if pid == host:
             return True
         pid = _parent(pid)
         if pid <= 1:

@@ -89,9 +89,10 @@ class ControlServer:
         who = identify(writer.get_extra_info("socket"), self._operator_group)
         if len(self._sessions) > MAX_SESSIONS:
             _refuse(writer, "busy", f"there are {MAX_SESSIONS} control connections already", "close some")
-        elif belongs_to(who.pid, operations.engine_pid):
-            operations.log.add("control", f"refused {who}: the engine may not operate the daemon", pid=who.pid)
-            _refuse(writer, "forbidden", "the engine's processes may not use the control socket", "")
+        elif any(belongs_to(who.pid, pid) for pid in operations.policy_pids):
+            told = f"refused {who}: what runs policies may not operate the daemon"
+            operations.log.add("control", told, pid=who.pid)
+            _refuse(writer, "forbidden", "processes that run policies may not use the control socket", "")
         else:
             session = Session(operations, who, self._version, os.getpid(), reader, writer, self._keep)
             self._sessions[task] = session
