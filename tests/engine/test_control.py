@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvyard.core.guard import Guard
-from kvyard.core.plan import Limits
+from kvyard.core.guard import Fault, Guard
+from kvyard.core.plan import Limits, SequenceSpec
 from kvyard.core.scheduler import Scheduler
 from kvyard.engine.control import Controls
 from kvyard.engine.policies import Loader
@@ -77,6 +77,85 @@ def test_a_swap_tells_how_long_no_step_ran(
     assert result["current"]["admission"] == "slow"
     assert result["pause_ms"] >= 100
     assert "pause_ms" not in ask(controls, "set", kind="admission", params={}).result
+
+
+FRAGILE = """
+    from kvyard.policy import Admission, AdmissionPolicy, PolicyParams, live
+
+    class Fragile(AdmissionPolicy):
+        class Params(PolicyParams):
+            divisor: float = live(1.0, ge=0, doc="divides")
+            limit: float = live(1.0, ge=0, doc="must not be 7")
+
+        def key(self, request):
+            return (1 / self.params.divisor,)
+
+        def admit(self, snapshot):
+            return Admission(())
+
+        def set_params(self, values):
+            super().set_params(values)
+            if self.params.limit == 7:
+                raise LookupError("there is no seven")
+"""
+
+
+@pytest.fixture
+def fragile(controls: Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controls:
+    """One request waits, and somebody's policy that some parameters break is in charge."""
+    install(
+        tmp_path,
+        "fragile",
+        "[kvyard.admission]\nfragile = fragile_plugin:Fragile\n",
+        modules={"fragile_plugin": FRAGILE},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    controls._scheduler.add(SequenceSpec(1, 1, 1, 0.0, prompt_len=8, max_new=4))
+    ask(controls, "swap", kind="admission", name="fragile")
+    assert controls._scheduler.schedule(0.0).idle
+    return controls
+
+
+@pytest.mark.parametrize(
+    ("params", "says"),
+    [
+        ({"divisor": 0}, "key() raised ZeroDivisionError"),
+        ({"limit": 7}, "set_params() raised LookupError: there is no seven"),
+    ],
+)
+def test_values_that_break_the_policy_in_charge_are_no_refused_candidate(
+    fragile: Controls, params: dict[str, Any], says: str
+) -> None:
+    reply = ask(fragile, "set", kind="admission", params=params)
+    assert reply.code == "raised"
+    assert str(reply.error).startswith(f"the new values broke the policy in charge, which was put out: {says}")
+    assert [(exit_.policy, exit_.code) for exit_ in fragile.ejections()] == [("admission/fragile", "raised")]
+    assert fragile._scheduler.policies.name("admission") == "builtin"
+
+
+def test_a_candidate_that_fails_is_told_as_one(fragile: Controls) -> None:
+    reply = ask(fragile, "swap", kind="admission", name="fragile", params={"divisor": 0})
+    assert str(reply.error).startswith("the candidate was refused: key() raised ZeroDivisionError")
+    assert (fragile.ejections(), fragile._scheduler.policies.name("admission")) == ([], "fragile")
+
+
+def test_values_of_a_policy_that_is_put_out_meanwhile_go_with_it(fragile: Controls) -> None:
+    """The queue is so long that its order takes several boundaries, and the policy goes before the second."""
+    scheduler = fragile._scheduler
+    for number in range(2, 4000):
+        scheduler.add(SequenceSpec(number, number, number, 0.0, prompt_len=8, max_new=4))
+    assert fragile.answer(Control(8, "set", {"kind": "admission", "params": {"divisor": 2.0}})) is None
+    with scheduler.guard.armed():
+        scheduler.advice.eject(Fault("admission", "raised", "for another reason"))
+    while not (replies := fragile.replies()):
+        scheduler.schedule(0.0)
+    assert (replies[0].ticket, replies[0].code) == (8, "refused")
+    assert str(replies[0].error).startswith("the new values went with the policy: it was put out before")
+
+
+def test_a_wrong_value_breaks_nothing(fragile: Controls) -> None:
+    assert ask(fragile, "set", kind="admission", params={"divisor": -1}).code == "bad-params"
+    assert fragile._scheduler.policies.name("admission") == "fragile"
 
 
 def test_an_action_that_nobody_knows(controls: Controls) -> None:

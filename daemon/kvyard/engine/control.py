@@ -21,6 +21,8 @@ from kvyard.policy.registry import RegistryError
 EXPORT_S = 5.0
 """Interval between two exports of the policies' state, in seconds."""
 
+BROKEN = "the new values broke the policy in charge, which was put out"
+
 
 class Known(NamedTuple):
     """A policy in the words of operators."""
@@ -32,7 +34,7 @@ class Known(NamedTuple):
 
 
 class ControlError(Exception):
-    """An action was refused; nothing changed."""
+    """An action was refused, or failed."""
 
     def __init__(self, code: str, message: str) -> None:
         super().__init__(message)
@@ -95,7 +97,7 @@ class Controls:
         number, ticket, extra = self._changing
         self._changing = None
         if not ticket.ok:
-            return [Reply(number, error=f"the candidate was refused: {ticket.error}", code=ticket.code or "refused")]
+            return [Reply(number, error=_refusal(ticket), code=ticket.code or "refused")]
         self._recorder.generation += 1
         names = {kind: ticket.wanted.name(kind) for kind in KINDS}
         before = {kind: ticket.previous.name(kind) for kind in KINDS}
@@ -192,7 +194,10 @@ class Controls:
 
     def _set(self, message: Control) -> dict[str, Any] | None:
         kind = cast(Kind, message.params["kind"])
-        ticket = self._scheduler.set_params(kind, cast("Mapping[str, Any]", message.params["params"]))
+        try:
+            ticket = self._scheduler.set_params(kind, cast("Mapping[str, Any]", message.params["params"]))
+        except Fault as fault:
+            raise ControlError(fault.code, f"{BROKEN}: {fault.message}") from None
         policy: Policy = self._scheduler.policies.get(kind)
         return self._begin(message.ticket, ticket, {"params": policy.params.values()})
 
@@ -220,3 +225,10 @@ class Controls:
         else:
             self._scheduler.resume()
         return {"paused": paused}
+
+
+def _refusal(ticket: SwapTicket) -> str:
+    """Why a change did not come about; one without candidates set parameters of a policy in charge."""
+    if ticket.changes:
+        return f"the candidate was refused: {ticket.error}"
+    return f"{BROKEN}: {ticket.error}" if ticket.code else f"the new values went with the policy: {ticket.error}"
