@@ -40,8 +40,8 @@ MUTATIONS = (
     Mutation(
         "host blocks of a cancelled sequence are kept",
         f"{CORE}/ledger.py",
-        "            self.host.release(seq.host)\n            seq.host = []",
-        "            seq.host = []",
+        "            self.host.release(seq.host)\n            seq.host = ()",
+        "            seq.host = ()",
         "tests/core/test_host_pool.py::test_leak_09_a_swapped_request_that_is_cancelled_gives_everything_back",
     ),
     Mutation(
@@ -103,8 +103,8 @@ MUTATIONS = (
     Mutation(
         "a preempted sequence is requeued at the tail",
         f"{CORE}/queue.py",
-        "self._line.move_to_end(seq, last=False)",
-        "self._line.move_to_end(seq, last=True)",
+        "seq.place = self._first = self._first - 1",
+        "seq.place = self._last = self._last + 1",
         "tests/core/test_core_rules.py::test_preempt_06_a_preempted_one_comes_before_later_ones_of_its_priority",
     ),
     Mutation(
@@ -162,5 +162,54 @@ MUTATIONS = (
         "mask = os.umask(0o177)",
         "mask = os.umask(0)",
         "tests/e2e/test_pool_cases.py::test_LIFECYCLE_08_the_socket_is_never_open_to_others_under_a_loose_umask",
+    ),
+    Mutation(
+        "the guard's own trace function counts as the policy's",
+        f"{CORE}/timed.py",
+        "        containment.active = False  # a policy may not do this\n",
+        "",
+        "tests/engine/test_containment.py::test_ending_code_that_catches_everything_is_no_tampering",
+    ),
+    Mutation(
+        "the collector's own work counts as that of finalizers",
+        f"{CORE}/remains.py",
+        "self.cpu_ns += min(now[0] - self._last[0], self._tick_ns)",
+        "self.cpu_ns += now[0] - self._last[0]",
+        "tests/core/test_guard_remains.py::test_time_between_two_samples_counts_as_one_interval_at_most",
+    ),
+    Mutation(
+        "a policy that left ends outside the guard",
+        f"{CORE}/guard.py",
+        "            self.remains.leave(kind, known[0])\n",
+        "            pass\n",
+        "tests/core/test_guard_remains.py::test_who_is_held_elsewhere_is_kept_for_a_while",
+    ),
+    Mutation(
+        "what a failed candidate's frames hold ends outside the guard",
+        f"{CORE}/guard.py",
+        "            self.protected(partial(clear_frames, failed[0]))\n",
+        "",
+        "tests/core/test_guard_remains.py::test_what_a_candidate_that_failed_leaves_ends_within_the_guard",
+    ),
+    Mutation(
+        "parameters are set as if the policy were kvyard's own",
+        f"{CORE}/swap.py",
+        'call(kind, policy, "set_params", lambda value: None, dict(values), by=setting)',
+        'call(kind, setting, "set_params", lambda value: None, dict(values))',
+        "tests/core/test_guard_containment.py::test_who_fails_while_its_parameters_are_set_is_put_out",
+    ),
+    Mutation(
+        "of two kinds of tampering one stays",
+        f"{ENGINE}/containment.py",
+        "(self._timer.restore(), self._restore(), self._restore_modules())",
+        "(self._timer.restore() or self._restore() or self._restore_modules(),)",
+        "tests/engine/test_containment.py::test_tampering_of_several_kinds_is_put_right_and_named_together",
+    ),
+    Mutation(
+        "putting one policy out asks the others for their declarations",
+        f"{CORE}/advice.py",
+        "self.read_traits(self.policies, gone))",
+        "self.read_traits(self.policies, KINDS))",
+        "tests/core/test_swap.py::test_putting_one_out_asks_nothing_of_the_others",
     ),
 )
