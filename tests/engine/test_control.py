@@ -75,6 +75,8 @@ def test_a_swap_tells_how_long_no_step_ran(
     monkeypatch.syspath_prepend(str(tmp_path))
     result = ask(controls, "swap", kind="admission", name="slow").result
     assert result["current"]["admission"] == "slow"
+    assert result["versions"]["admission"] == "1.0", "of what was loaded"
+    assert result["versions"]["prefill"] == ask(controls, "policies").result["policies"][2]["installed"] != ""
     assert result["pause_ms"] >= 100
     assert "pause_ms" not in ask(controls, "set", kind="admission", params={}).result
 

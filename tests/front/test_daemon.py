@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvyard.control.schema import SwapResult
 from kvyard.front import policy_desk
 from kvyard.front.daemon import Daemon, EngineRefused, Served, reload_words, rows_in_force
 from kvyard.front.keys import KeyRing
 from kvyard.front.operations import OperationError, Who
 from kvyard.front.policy_desk import PolicyDesk, Taken
 from kvyard.front.settings import Difference, Settings
+from kvyard.link.codec import ToEngine
 from kvyard.link.messages import Refused, Reply
 from kvyard.link.progress import EnginePhase
 from kvyard.policy.base import BUILTIN
@@ -22,6 +24,13 @@ from tests.front.yard import death, info
 
 WHO = Who(pid=1, uid=0, gid=0, role="admin", user="root")
 IN_CHARGE = {"admission": "vllm", "preemption": "vllm", "prefill": "vllm"}
+
+
+def changed(kind: str, name: str, version: str = "1.0") -> dict[str, Any]:
+    """What the engine answers when it has put this one in charge beside vllm's."""
+    current = {**IN_CHARGE, kind: name}
+    versions = {**dict.fromkeys(IN_CHARGE, "0.1"), kind: version}
+    return {"generation": 1, "current": current, "previous": IN_CHARGE, "step": 5, "versions": versions}
 
 
 @pytest.mark.parametrize(
@@ -73,7 +82,7 @@ async def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
     """One without an engine whose every control call succeeds."""
 
     async def answer(
-        self: PolicyDesk, method: str, params: object, taken: Taken = lambda answer, late: None
+        self: PolicyDesk, method: str, params: object, taken: Taken = lambda answer, late: None, loads: object = ()
     ) -> dict[str, Any]:
         taken({}, False)
         return {}
@@ -142,8 +151,7 @@ def last_call(daemon: Daemon) -> int:
 async def test_a_late_change_is_what_the_daemon_tells(serving: Daemon) -> None:
     with pytest.raises(OperationError, match="did not answer swap"):
         await serving.policy_swap("admission", "aging", {}, WHO)
-    result = {"generation": 1, "current": {**IN_CHARGE, "admission": "aging"}, "previous": IN_CHARGE, "step": 5}
-    serving.engine_message(Reply(last_call(serving), result))
+    serving.engine_message(Reply(last_call(serving), changed("admission", "aging")))
     status = await serving.status()
     assert {row.kind: row.name for row in status.policies} == {**IN_CHARGE, "admission": "aging"}
     assert (status.discipline, status.generation) == (None, 1)
@@ -179,8 +187,7 @@ def swapped(daemon: Daemon, answered: bool) -> list[Reply]:
     daemon.serving.control("swap", {"kind": "admission", "name": "x"}, heard.append)
     if answered:
         ticket = max(daemon.serving._calls)
-        result = {"generation": 1, "current": {**IN_CHARGE, "admission": "x"}, "previous": IN_CHARGE, "step": 5}
-        daemon.engine_message(Reply(ticket, result))
+        daemon.engine_message(Reply(ticket, changed("admission", "x")))
     return heard
 
 
@@ -203,6 +210,71 @@ async def test_who_dies_right_after_it_took_charge_is_put_out(daemon: Daemon) ->
     assert daemon.desk.in_charge.policies == {"admission": (BUILTIN, {})}
     words = [event.data["message"] for event in daemon.log.last(9) if event.data["kind"] == "ejected"]
     assert len(words) == 1 and words[0].endswith("; the built-in took over")
+
+
+async def upgrading(serving: Daemon, monkeypatch: pytest.MonkeyPatch, kind: str) -> asyncio.Task[SwapResult]:
+    """admission/x 1.0 is in charge, 2.0 is installed, and the engine is asked for it, or for its discipline."""
+    vetted = frozenset({f"{kind}/x", "admission/x"})
+
+    async def vet(kind: str, name: str) -> frozenset[str]:
+        return vetted
+
+    monkeypatch.setattr(policy_desk, "vet", vet)
+    monkeypatch.setattr(policy_desk, "CHANGE_TIMEOUT_S", 30.0)
+    serving.desk._installed = lambda label: "2.0"
+    serving.desk.in_charge.policies["admission"] = ("x", {})
+    row = {"kind": "admission", "name": "x", "params": [], "installed": "1.0"}
+    serving.engine_message(Reply(last_call(serving), {"policies": [row]}))
+    asked = asyncio.Event()
+    send = serving.serving._send
+
+    def sent(message: ToEngine) -> None:
+        send(message)
+        asked.set()
+
+    serving.serving._send = sent
+    change = asyncio.create_task(serving.policy_swap(kind, "x", {}, WHO))
+    await asked.wait()
+    return change
+
+
+@pytest.mark.parametrize("kind", ["admission", "discipline"])
+async def test_a_new_version_that_dies_while_it_takes_over_is_the_one_at_fault(
+    serving: Daemon, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    change = await upgrading(serving, monkeypatch, kind)
+    serving.engine_lost(death((), phase=EnginePhase.POLICY))
+    with pytest.raises(OperationError, match="admission/x took the engine down") as refusal:
+        await change
+    assert refusal.value.code == "crashed"
+    assert [(e.policy, e.version) for e in serving.desk.quarantine.active()] == [("admission/x", "2.0")]
+    assert serving.desk.in_charge.policies == {"admission": (BUILTIN, {})}, "1.0 is nowhere to be found"
+    words = [event.data["message"] for event in serving.log.last(9) if event.data["kind"] == "ejected"]
+    assert len(words) == 1
+    assert words[0].startswith("admission/x was not put in charge") and words[0].endswith("the built-in took over")
+
+
+async def test_a_new_version_that_dies_after_it_took_charge_is_known_as_itself(
+    serving: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = await upgrading(serving, monkeypatch, "admission")
+    serving.engine_message(Reply(last_call(serving), changed("admission", "x", "2.0")))
+    serving.engine_lost(death((), phase=EnginePhase.POLICY))
+    assert (await change).ok
+    assert [(e.policy, e.version) for e in serving.desk.quarantine.active()] == [("admission/x", "2.0")]
+    words = [event.data["message"] for event in serving.log.last(9) if event.data["kind"] == "ejected"]
+    assert len(words) == 1 and words[0].startswith("admission/x was put out")
+
+
+async def test_a_refused_new_version_has_no_part_in_what_the_old_one_does(
+    serving: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = await upgrading(serving, monkeypatch, "admission")
+    serving.engine_message(Reply(last_call(serving), error="it cannot be imported", code="import"))
+    with pytest.raises(OperationError, match="cannot be imported"):
+        await change
+    serving.engine_lost(death((), phase=EnginePhase.POLICY))
+    assert [(e.policy, e.version) for e in serving.desk.quarantine.active()] == [("admission/x", "1.0")]
 
 
 async def test_a_policy_that_dies_before_the_engine_serves_is_no_candidate(daemon: Daemon) -> None:

@@ -180,6 +180,15 @@ async def test_a_change_that_is_refused_in_the_end_changes_nothing(engine: Engin
     assert (desk.in_charge.parts(), log.last(9)) == ({}, [])
 
 
+@pytest.mark.usefixtures("impatient")
+async def test_what_the_engine_may_be_loading_is_known_until_it_answers(desk: PolicyDesk, engine: Engine) -> None:
+    assert not desk.loads("admission/mine")
+    await given_up(desk, engine, desk.swap("admission", "mine", {}, WHO))
+    assert desk.loads("admission/mine") and not desk.loads("prefill/mine")
+    engine.waiting[0](Reply(1, error="no", code="import"))
+    assert not desk.loads("admission/mine")
+
+
 async def test_who_is_put_out_right_behind_the_answer_is_not_in_charge(desk: PolicyDesk, engine: Engine) -> None:
     """Both messages come at once, before the operator's call goes on."""
     engine.slow = True
@@ -213,6 +222,12 @@ async def test_a_candidate_that_took_the_engine_down_leaves_what_was_in_charge(d
     assert desk.in_charge.generation == generation
     assert desk.blocked_names() == ["admission/bad"]
     assert desk.ejections == {"admission/bad": 1}
+
+
+async def test_a_new_version_that_took_the_engine_down_leaves_nothing_of_its_name(desk: PolicyDesk) -> None:
+    await desk.swap("admission", "bad", {}, WHO)
+    desk.candidate_lost(Ejected("admission/bad", "crashed", "no", 5), replaces_itself=True)
+    assert (desk.in_charge.policies, desk.in_charge.generation) == ({"admission": (BUILTIN, {})}, 2)
 
 
 async def test_an_ejected_discipline_leaves_the_built_ins_in_charge(desk: PolicyDesk, engine: Engine) -> None:

@@ -9,7 +9,7 @@ from kvyard import __version__
 from kvyard.control.schema import PolicyRow, QuarantineEntry
 from kvyard.front import policy_listing
 from kvyard.front.operations import OperationError
-from kvyard.front.policy_listing import describe_installed, installed_version, listing, no_such_kind
+from kvyard.front.policy_listing import describe_installed, installed_version, listing, no_such_kind, vet
 from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.registry import Installed, Listing
 
@@ -135,3 +135,23 @@ async def test_a_policy_that_cannot_be_described_says_why(
         await described(tmp_path, monkeypatch, body)
     assert refusal.value.code == code
     assert words in refusal.value.message
+
+
+async def test_what_is_vetted_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = """
+        from kvyard.policy import AdmissionPolicy, Discipline
+
+        class Mine(AdmissionPolicy):
+            pass
+
+        class Theirs(Discipline):
+            parts = {"admission": ("mine", {}), "preemption": ("vllm", {}), "prefill": ("vllm", {})}
+    """
+    points = "[kvyard.admission]\nmine = plugin:Mine\n[kvyard.disciplines]\ntheirs = plugin:Theirs\n"
+    install(tmp_path, "plugin", points, modules={"plugin": source})
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert await vet("admission", "mine") == {"admission/mine"}
+    parts = {"admission/mine", "preemption/vllm", "prefill/vllm"}
+    assert await vet("discipline", "theirs") == {"discipline/theirs", *parts}
+    assert await vet("admission", "nobody") == {"admission/nobody"}

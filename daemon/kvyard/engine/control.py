@@ -105,6 +105,7 @@ class Controls:
             "generation": self._recorder.generation,
             "current": names,
             "previous": before,
+            "versions": {kind: self._loader.version(ticket.wanted.get(kind)) for kind in KINDS},
             "step": ticket.step,
             **extra,
         }

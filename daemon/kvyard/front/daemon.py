@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable, Collection, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -53,6 +54,8 @@ from kvyard.policy.base import BUILTIN, KINDS
 log = structlog.get_logger(__name__)
 
 SWEEP_S = 0.1
+CHANGES = ("swap", "set")
+"""What the engine is asked for that may put another policy in charge."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +258,8 @@ class Daemon:
                 self.decisions.step(message)
                 self.steps.publish(message)
             case Reply():
-                self._took_charge(message)
+                if self.serving.asked(message.ticket) in CHANGES and message.error is None:
+                    self._took_charge(message.result)
                 self.serving.replied(message)
             case Failed():
                 self.serving.failed(message)
@@ -291,13 +295,12 @@ class Daemon:
             at = "was loaded" if seen.phase is EnginePhase.CANDIDATE else "took over" if candidate else "ran"
             words = death.hang or f"the engine {death.words} while the policy {at}"
             # The engine can say no more; what it last said was in force is what it died with.
-            version = next(
-                (str(p.get("installed", "")) for p in self._in_force if _label(p) == death.policy_at_fault), ""
-            )
+            version = self._versions.get(death.policy_at_fault)
             exit_ = Ejected(
-                death.policy_at_fault, death.code, words, seen.step, traceback=death.stack, version=version
+                death.policy_at_fault, death.code, words, seen.step, traceback=death.stack, version=version or ""
             )
-            self._ejected(exit_, self.desk.candidate_lost if candidate else self.desk.ejected)
+            lost = partial(self.desk.candidate_lost, replaces_itself=version is not None)
+            self._ejected(exit_, lost if candidate else self.desk.ejected)
         log.error("engine.lost", how=death.words, phase=seen.phase.name.lower() if seen else None, stack=death.stack)
         self.log.add(
             "restart",
@@ -316,8 +319,14 @@ class Daemon:
         label, seen = death.policy_at_fault, death.progress
         if label is None or seen is None or not death.ready:
             return None
-        in_charge = any(_label(row) == label for row in self._in_force)
-        return label if seen.phase is EnginePhase.CANDIDATE or not in_charge else None
+        # One that is asked for by the name of what is in charge is another version of it, or the same anew.
+        takes_over = label not in self._versions or self.desk.loads(label)
+        return label if seen.phase is EnginePhase.CANDIDATE or takes_over else None
+
+    @property
+    def _versions(self) -> dict[str, str]:
+        """`kind/name` of what is in charge, with the version that runs; empty where that is not known."""
+        return {_label(row): str(row.get("installed", "")) for row in self._in_force}
 
     def engine_refused(self, refused: Refused) -> None:
         """It cannot start as asked."""
@@ -343,15 +352,14 @@ class Daemon:
         with contextlib.suppress(OperationError):
             self._in_force_now(await self.desk.ask("policies", {}))
 
-    def _took_charge(self, reply: Reply) -> None:
+    def _took_charge(self, change: Mapping[str, Any]) -> None:
         """A change is done: who is in charge from now on, should the engine die before it is asked for more."""
-        if reply.error is None and "current" in reply.result:
-            names = reply.result["current"]
-            known = {(row["kind"], row["name"]): row for row in self._in_force}
-            empty: dict[str, Any] = {"params": []}
-            self._in_force = [
-                known.get((kind, name), {"kind": kind, "name": name, **empty}) for kind, name in names.items()
-            ]
+        known = {(_label(row), row.get("installed")): row for row in self._in_force}
+        rows = [
+            {"kind": kind, "name": name, "params": [], "installed": change["versions"][kind]}
+            for kind, name in change["current"].items()
+        ]
+        self._in_force = [known.get((_label(row), row["installed"]), row) for row in rows]
 
     def _in_force_now(self, answer: Mapping[str, Any]) -> None:
         self._in_force = list(answer["policies"])

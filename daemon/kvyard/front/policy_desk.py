@@ -107,12 +107,20 @@ class PolicyDesk:
         """Ejections since the start, by `kind/name`."""
         self.came_late: Callable[[], None] = lambda: None
         """Called when a change has happened whose call had been given up."""
+        self._loading: list[Collection[str]] = []
+        """What the engine was asked to put in charge and has not answered, by `kind/name`."""
         self._log = log
         self._ask = ask
         self._change = asyncio.Lock()
 
-    async def ask(self, method: str, params: Mapping[str, Any], taken: Taken | None = None) -> dict[str, Any]:
-        """Ask the engine. Raises OperationError with its reason.
+    def loads(self, policy: str) -> bool:
+        """The engine may be about to put this one in charge, itself or as a part: it was asked to."""
+        return any(policy in asked for asked in self._loading)
+
+    async def ask(
+        self, method: str, params: Mapping[str, Any], taken: Taken | None = None, loads: Collection[str] = ()
+    ) -> dict[str, Any]:
+        """Ask the engine, perhaps to load policies. Raises OperationError with its reason.
 
         `taken` is called at the very moment in which the engine says that it has done it, ahead of whatever it
         says next, and also when the caller was told in the meantime that there is no answer.
@@ -120,11 +128,13 @@ class PolicyDesk:
         answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
 
         def done(reply: Reply) -> None:
+            self._loading.remove(loads)
             if taken is not None and reply.error is None:
                 taken(reply.result, answer.done())
             if not answer.done():
                 answer.set_result(reply)
 
+        self._loading.append(loads)
         self._ask(method, dict(params), done)
         try:
             reply = await asyncio.wait_for(answer, CHANGE_TIMEOUT_S)
@@ -142,8 +152,8 @@ class PolicyDesk:
         """Put a policy or a discipline in charge; returns when it is."""
         self._check_kind(kind)
         async with self._one_change():
-            if f"{kind}/{name}" not in self.blocked_names():
-                await vet(kind, name)
+            blocked = f"{kind}/{name}" in self.blocked_names()
+            loads: Collection[str] = () if blocked else await vet(kind, name)
             version = await asyncio.to_thread(self._installed, f"{kind}/{name}")
             asked = {"kind": kind, "name": name, "params": dict(params), "quarantined": self.blocked_names()}
 
@@ -154,7 +164,7 @@ class PolicyDesk:
                 self._changed("swap", said, who, result, late, version=version, pause_ms=result.pause_ms)
 
             try:
-                return self._result(await self.ask("swap", asked, taken))
+                return self._result(await self.ask("swap", asked, taken, loads))
             except _EngineRefused as error:
                 raise self._held_back(error) from None
 
@@ -221,10 +231,19 @@ class PolicyDesk:
         seen = {"snapshot": message.snapshot, "dump": message.dump, "decisions": message.decisions}
         return self._put_away(message, message.version, "was put out", "the built-in took over", **seen)
 
-    def candidate_lost(self, message: Ejected) -> QuarantineEntry:
-        """A candidate ended the engine while it was loaded or took over: never in charge, and what was, stays."""
+    def candidate_lost(self, message: Ejected, replaces_itself: bool = False) -> QuarantineEntry:
+        """A candidate ended the engine while it was loaded or took over: never in charge, and what was, stays.
+
+        `replaces_itself`: what was has the same name and is a version of it from before, which no engine finds
+        again, or the very same.
+        """
+        then = "nothing changed"
+        if replaces_itself:
+            self.in_charge.put_out({message.policy.partition("/")[0]} & set(KINDS))
+            self.in_charge.generation += 1
+            then = "what was in charge by that name cannot be loaded again, and the built-in took over"
         # What is loaded is what is installed, in whichever version it may be in charge.
-        return self._put_away(message, self._installed(message.policy), "was not put in charge", "nothing changed")
+        return self._put_away(message, self._installed(message.policy), "was not put in charge", then)
 
     def _put_away(self, message: Ejected, version: str, happened: str, then: str, **seen: object) -> QuarantineEntry:
         """Count it, into quarantine with it, and tell."""

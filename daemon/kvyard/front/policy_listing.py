@@ -75,18 +75,20 @@ def installed_version(policy: str) -> str:
     return "" if offer is None else offer.version
 
 
-async def vet(kind: str, name: str) -> None:
+async def vet(kind: str, name: str) -> frozenset[str]:
     """Load somebody else's policy, or the parts of a discipline, in a scratch process before the engine does.
 
-    A module that hangs or crashes so never reaches the engine. What is not installed is the registry's to say.
-    Raises OperationError.
+    Returns `kind/name` of all of them. A module that hangs or crashes so never reaches the engine. What is not
+    installed is the registry's to say. Raises OperationError.
     """
+    vetted = frozenset({f"{kind}/{name}"})
     offer = (await asyncio.to_thread(discover)).offers.get((kind, name))
     if offer is None or offer.distribution == OWN_DISTRIBUTION:
-        return
+        return vetted
     described = await describe_installed(kind, name)
     for part, bundle in described.get("parts", {}).items():
-        await vet(part, bundle["name"])
+        vetted |= await vet(part, bundle["name"])
+    return vetted
 
 
 async def describe_installed(kind: str, name: str, *, parts: bool = False) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _lost(call: _Call, death: EngineDeath, candidate: str | None) -> Reply:
     """What to say to a call that the engine did not live to answer."""
     if candidate is not None and call.loads(candidate):
         ended = death.hang or f"the engine {death.words} while it was loaded or took over"
-        error = f"{candidate} took the engine down: {ended}; nothing changed, it is in quarantine"
+        error = f"{candidate} took the engine down: {ended}; it was not put in charge, and is in quarantine"
         return Reply(0, error=error, code=death.code)
     # The next engine is told by the front what is in charge and whether it pauses: of no call without an answer.
     return Reply(
@@ -375,6 +375,11 @@ class Serving:
         except (OverflowError, ValueError, TypeError) as error:
             del self._calls[ticket]
             done(Reply(0, error=f"{method}: a value cannot be passed on: {error}", code="bad-params"))
+
+    def asked(self, ticket: int) -> str:
+        """The method of a call that the engine has not answered; empty when there is none."""
+        call = self._calls.get(ticket)
+        return "" if call is None else call.method
 
     def replied(self, reply: Reply) -> None:
         """The engine answered."""
