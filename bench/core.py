@@ -21,6 +21,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
@@ -111,6 +112,7 @@ class Front:
         self._socket, self._inbox = ours, Inbox()
         self._rng = np.random.default_rng(7)
         self._next = 0
+        self._ready: deque[bytes] = deque()
 
     def close(self) -> None:
         """End the engine."""
@@ -127,11 +129,17 @@ class Front:
             for message in self._inbox.feed(data):
                 yield decode_to_front(message)
 
-    def submit(self, count: int) -> None:
-        """So many new sequences."""
+    def prepare(self, count: int) -> None:
+        """Make so many sequences now, to be sent later: made in time, the engine would wait for them."""
         for _ in range(count):
             self._next += 1
-            self._send(encode(Submit(self._sequence(self._next))))
+            message = encode(Submit(self._sequence(self._next)))
+            self._ready.append(HEADER.pack(len(message), 0) + message)
+
+    def submit(self, count: int) -> None:
+        """So many new sequences."""
+        self.prepare(count - len(self._ready))
+        self._socket.sendall(b"".join([self._ready.popleft() for _ in range(count)]))
 
     def _sequence(self, number: int) -> Sequence:
         rng = self._rng
@@ -151,14 +159,18 @@ class Front:
             if isinstance(message, Reply):
                 return
 
-    def fill(self) -> None:
-        """Everything that is to run and to wait, before the first step."""
+    def fill(self, steps: int) -> None:
+        """All that is to run and to wait before the first step; what comes in so many steps is made ready."""
         self._send(encode(_start(self.case)))
         for message in self.messages():
             if isinstance(message, EngineInfo):
                 break
         self.control("pause")
-        self.submit(self.case.running + self.case.waiting)
+        waiting = self.case.running + self.case.waiting
+        while waiting > 0:
+            self.submit(min(waiting, 1000))
+            waiting -= 1000
+        self.prepare(steps * max(1, self.case.running // 100) if self.case.load == "mixed" else 0)
         self.control("resume")
 
     def measure(self, warm_up: int, steps: int) -> list[StepRecord]:
@@ -203,7 +215,7 @@ def run(case: Case, warm_up: int, steps: int) -> Outcome:
     """Measure one case."""
     front = Front(case)
     try:
-        front.fill()
+        front.fill(warm_up + steps)
         records = front.measure(warm_up, steps)
     finally:
         front.close()

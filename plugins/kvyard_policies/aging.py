@@ -13,7 +13,7 @@ from kvyard.policy import (
     Admission,
     AdmissionPolicy,
     Cause,
-    OrderKey,
+    LinearKey,
     PolicyParams,
     PreemptionPolicy,
     RequestView,
@@ -49,9 +49,10 @@ class AgingAdmission(AdmissionPolicy):
 
     params: Params
 
-    def key(self, r: RequestView) -> OrderKey:
+    @property
+    def key(self) -> LinearKey:  # type: ignore[override]  # a constant is allowed in the place of the method
         """Priority, a level later for each `1 / aging` seconds of a later arrival."""
-        return (r.priority + self.params.aging * r.arrived,)
+        return LinearKey(priority=1.0, arrived=self.params.aging)
 
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:

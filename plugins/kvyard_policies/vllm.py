@@ -16,7 +16,7 @@ from kvyard.policy import (
     AdmissionPolicy,
     Cause,
     Divide,
-    OrderKey,
+    LinearKey,
     PolicyParams,
     PreemptionPolicy,
     PrefillPolicy,
@@ -44,9 +44,10 @@ class VllmAdmission(AdmissionPolicy):
 
     params: Params
 
-    def key(self, r: RequestView) -> OrderKey:
+    @property
+    def key(self) -> LinearKey:  # type: ignore[override]  # a constant is allowed in the place of the method
         """By priority where that is the order; requeued requests come first under `fcfs` as they arrived earlier."""
-        return (r.priority,) if self.params.order == "priority" else (r.arrived,)
+        return LinearKey(priority=1.0) if self.params.order == "priority" else LinearKey(arrived=1.0)
 
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from kvyard.core.plan import Limits
+from kvyard.core.policy_set import PolicySet
 from kvyard.core.scheduler import Scheduler
-from kvyard.policy import ADMIT, DECODE, PROMPT, Admission, Shape, Victims, nobody
+from kvyard.policy import ADMIT, DECODE, PROMPT, Admission, LinearKey, Shape, Victims, nobody
+from kvyard_policies.aging import AgingAdmission
 
 from tests.core.harness import Clock, commit, limits, run_all, run_step, scheduler_of, spec
 from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, scripted_set
@@ -311,6 +315,46 @@ def test_what_is_really_in_force() -> None:
     force = scheduler.advice.in_force()
     assert force["phases"] == [["running", "admit"]]
     assert (force["reserve_blocks"], force["may_skip"], force["queue_order"]) == (3, 2, "arrival")
+
+
+@pytest.mark.parametrize(
+    ("key", "shown", "order"),
+    [
+        (LinearKey(priority=1), "1 * priority", [3, 1, 2]),
+        (LinearKey(priority=1, arrived=0.25), "1 * priority + 0.25 * arrived", [1, 3, 2]),
+        (LinearKey(prompt_len=2), "2 * prompt_len", [2, 3, 1]),
+        (LinearKey(prompt_len=-1), "-1 * prompt_len", [1, 3, 2]),
+        (LinearKey(max_new=1), "1 * max_new", [3, 2, 1]),
+        (LinearKey(), "arrival", [1, 2, 3]),
+        (lambda r: (-r.arrival,), "key", [3, 2, 1]),
+        (None, "arrival", [1, 2, 3]),
+    ],
+)
+def test_an_order_that_is_declared(key: Any, shown: str, order: list[int]) -> None:  # noqa: ANN401 - as a policy may have it
+    admission = ScriptedAdmission()
+    admission.key = key
+    scheduler = scheduler_of(scripted_set(admission), max_running=1)
+    for id, (priority, prompt_len, max_new) in enumerate(((1, 7, 3), (2, 5, 2), (0, 6, 1)), start=1):
+        scheduler.add(spec(id, priority=priority, prompt_len=prompt_len, max_new=max_new, arrived=4.0 * id))
+    assert scheduler.advice.in_force()["queue_order"] == shown
+    came: list[int] = []
+    while scheduler.has_work():
+        came += run_step(scheduler).cached
+    assert came == order
+
+
+def test_a_declared_order_asks_nobody_and_is_read_anew_with_the_parameters() -> None:
+    scheduler = scheduler_of(
+        PolicySet(AgingAdmission(aging=0.0), ScriptedPreemption(), ScriptedPrefill()), max_running=1
+    )
+    for id, priority in ((1, 0), (2, 2), (3, 1)):
+        scheduler.add(spec(id, priority=priority, arrived=10.0 * id))
+    assert next(iter(run_step(scheduler).scheduled)) == 1
+    assert [row.id for row in scheduler.request_rows(9)] == [1, 3, 2]
+    assert scheduler.guard.calls["admission"] == 2, "what it declares, and who comes in"
+    scheduler.set_params("admission", {"aging": 1.0})
+    assert scheduler.advice.in_force()["queue_order"] == "1 * priority + 1 * arrived"
+    assert [row.id for row in scheduler.request_rows(9)] == [1, 2, 3]
 
 
 def test_the_step_time_model_learns_what_steps_cost() -> None:

@@ -107,7 +107,7 @@ def test_what_is_shown_is_what_is_in_force(running: DaemonProcess) -> None:
     shown = running.ask("policy", "show")["in_force"]
     assert shown["phases"] == [["decode", "prompt", "admit"]]
     assert shown["reserve_blocks"] == 0
-    assert (shown["queue_order"], shown["prefix_reuse"], shown["kv_blocks"]) == ("key", False, 40)
+    assert (shown["queue_order"], shown["prefix_reuse"], shown["kv_blocks"]) == ("1 * arrived", False, 40)
     running.ask("policy", "swap", "prefill", "vllm")
     running.complete([100, 101, 102], max_tokens=2, ignore_eos=True)
     shown = running.ask("policy", "show")["in_force"]

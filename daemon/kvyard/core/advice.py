@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 from kvyard.core.checks import (
@@ -17,6 +18,7 @@ from kvyard.core.checks import (
     PlainAdmission,
     PlainVictims,
     admission_traits,
+    linear_keys,
     order_key,
     plain_decision,
     plain_mapping,
@@ -113,16 +115,22 @@ class Advice:
         self._last_victims = self._ask("preemption", "victims", check, self._snapshot, short, who.view, cause)
         return self._last_victims
 
-    def keys(self, seqs: Sequence[SequenceState]) -> list[OrderKey]:
-        """Where these wait. Only where the policy has a key."""
+    def order(self, traits: Traits) -> KeysOf | None:
+        """Keys by the admission policy in charge, whose traits these are; None for the order of arrival."""
+        if traits.linear is not None:
+            return partial(linear_keys, traits.linear)
+        return self._keys if traits.keyed else None
+
+    def _keys(self, seqs: Sequence[SequenceState]) -> list[OrderKey]:
+        """Where these wait, by the method of the policy in charge."""
         try:
             views = [seq.view for seq in seqs]
             return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
         except Fault as fault:
             self.eject(fault)
-            key = self.policies.admission.key
-            assert key is not None, "the built-in has one"
-            return [order_key(key(seq.view)) for seq in seqs]
+            order = self.order(self.traits)
+            assert order is not None, "the built-in has one"
+            return order(seqs)
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
@@ -140,8 +148,10 @@ class Advice:
             self.eject(fault)
             return check(getattr(self.policies.get(kind), method)(*args))
 
-    def keys_of(self, policy: AdmissionPolicy) -> KeysOf:
-        """The keys of a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
+    def order_of(self, policy: AdmissionPolicy, traits: Traits) -> KeysOf | None:
+        """`order` for a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
+        if traits.linear is not None or not traits.keyed:
+            return self.order(traits)
         return lambda seqs: self.guard.call_each("admission", policy, "key", order_key, [seq.view for seq in seqs])
 
     def dump(self) -> dict[str, Any]:
@@ -183,7 +193,7 @@ class Advice:
         """What the policies in charge really do, from what they declare and last decided; None: not yet asked."""
         shape, admission, victims = self._last_shape, self._last_admission, self._last_victims
         return {
-            "queue_order": "key" if self.traits.keyed else "arrival",
+            "queue_order": self._order_in_force(),
             "admission_may_evict": self.traits.evicts,
             "prompts_divided_by_policy": self.traits.divides,
             "lookahead_steps": self.traits.lookahead + 1,
@@ -195,6 +205,13 @@ class Advice:
             "victims_way": victims and victims.how,
             "victims_requeue": victims and victims.requeue,
         }
+
+    def _order_in_force(self) -> str:
+        linear = self.traits.linear
+        if linear is None:
+            return "key" if self.traits.keyed else "arrival"
+        terms = [f"{weight:g} * {name}" for name, weight in linear._asdict().items() if weight]
+        return " + ".join(terms) or "arrival"
 
     def install(self, policies: PolicySet, traits: Traits) -> None:
         """Put others in charge; a pointer swap that cannot fail."""
@@ -215,7 +232,7 @@ class Advice:
         read: dict[str, Any] = {}
         if "admission" in kinds:
             traits = declared("admission", policies.admission, "key_and_evicts", admission_traits)
-            read["keyed"], read["evicts"] = traits
+            read["keyed"], read["linear"], read["evicts"] = traits
         if "preemption" in kinds:
             read["lookahead"] = declared("preemption", policies.preemption, "lookahead", checks.lookahead)
         if "prefill" in kinds:

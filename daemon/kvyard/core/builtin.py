@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from kvyard.policy.base import AdmissionPolicy, Kind, Policy, PreemptionPolicy, PrefillPolicy
-from kvyard.policy.decisions import Admission, Cause, Victims, nobody
+from kvyard.policy.decisions import Admission, Cause, LinearKey, Victims, nobody
 from kvyard.policy.snapshot import RequestView, Snapshot
 
 AGING = 0.1
@@ -21,8 +21,7 @@ class BuiltinAdmission(AdmissionPolicy):
 
     name = "builtin"
 
-    def key(self, r: RequestView) -> tuple[float, ...]:
-        return (r.priority + AGING * r.arrived,)
+    key = LinearKey(priority=1.0, arrived=AGING)
 
     def admit(self, s: Snapshot) -> Admission:
         if s.preempted:

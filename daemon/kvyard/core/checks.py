@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
+from math import isfinite
 from typing import Any, NamedTuple
 
 from kvyard.core.guard import Nonsense
@@ -17,7 +18,7 @@ from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.snapshot import CoreSnapshot, View
 from kvyard.core.step import StepState
 from kvyard.policy.base import OrderKey
-from kvyard.policy.decisions import Admission, How, Phase, Requeue, Shape, Victims
+from kvyard.policy.decisions import Admission, How, LinearKey, Phase, Requeue, Shape, Victims
 
 MAX_PHASES = 16
 WHOLE = -1
@@ -196,11 +197,24 @@ def _sequence_of(view: Any) -> SequenceState:  # noqa: ANN401 - whatever a polic
     return view._seq
 
 
-def admission_traits(value: tuple[Any, Any]) -> tuple[bool, bool]:
+def admission_traits(value: tuple[Any, Any]) -> tuple[bool, LinearKey | None, bool]:
+    """Whether it has an order of its own, that order where it is declared, and whether it evicts. Raises Nonsense."""
     key, evicts = value
+    if type(key) is LinearKey:
+        if not all(type(weight) in (int, float) and isfinite(weight) for weight in key):
+            raise Nonsense("nonsense", f"the weights of a LinearKey are finite numbers, unlike {key}")
+        return True, LinearKey(*map(float, key)), evicts is True
     if key is not None and not callable(key):
-        raise Nonsense("nonsense", "key is a method or None")
-    return key is not None, evicts is True
+        raise Nonsense("nonsense", "key is a method, a LinearKey or None")
+    return key is not None, None, evicts is True
+
+
+def linear_keys(weights: LinearKey, seqs: Sequence[SequenceState]) -> list[OrderKey]:
+    """The keys of these by a declared order."""
+    priority, arrived, prompt_len, max_new = weights
+    return [
+        (priority * s.priority + arrived * s.arrived + prompt_len * s.prompt_len + max_new * s.max_new,) for s in seqs
+    ]
 
 
 def order_key(value: Any) -> OrderKey:  # noqa: ANN401 - whatever a policy returned

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, cast
 
 from kvyard.core.builtin import BuiltinAdmission, BuiltinPreemption, BuiltinPrefill
 from kvyard.policy.base import KINDS, AdmissionPolicy, Kind, Policy, PreemptionPolicy, PrefillPolicy
-from kvyard.policy.decisions import RUNNING_FIRST, Shape
+from kvyard.policy.decisions import RUNNING_FIRST, LinearKey, Shape
 
 
 @dataclass(slots=True)
@@ -48,6 +48,8 @@ class Traits(NamedTuple):
 
     keyed: bool = False
     """The admission policy has an order of its own."""
+    linear: LinearKey | None = None
+    """That order, where the policy has a constant instead of a method."""
     evicts: bool = False
     """It wants to be asked although all places are taken."""
     lookahead: int = 0
@@ -63,7 +65,7 @@ class Traits(NamedTuple):
 
 
 DECLARED: Mapping[Kind, tuple[str, ...]] = {
-    "admission": ("keyed", "evicts"),
+    "admission": ("keyed", "linear", "evicts"),
     "preemption": ("lookahead",),
     "prefill": ("shape", "divides"),
 }

@@ -210,8 +210,7 @@ class Swapper:
             self._ledger.queue.settle()
             assert self._traits is not None
             policy = ticket.wanted.admission
-            keyed = self._traits.keyed
-            self._order = self._ledger.queue.reorder(self._advice.keys_of(policy) if keyed else None)
+            self._order = self._ledger.queue.reorder(self._advice.order_of(policy, self._traits))
 
     def _ordered(self, ticket: SwapTicket, deadline: int) -> bool:
         order = self._order
@@ -237,7 +236,7 @@ class Swapper:
             ticket.wanted = self._advice.policies
         self._advice.install(ticket.wanted, self._advice.traits.with_those_of(ticket.kinds, self._traits))
         if self._order is not None:
-            self._order.keys_of = self._advice.keys if self._traits.keyed else None
+            self._order.keys_of = self._advice.order(self._traits)
             self._ledger.queue.adopt(self._order)
             self._advice.order_changed = False
         ticket.step = self._ledger.step

@@ -14,6 +14,7 @@ from kvyard.policy.decisions import (
     RUNNING_FIRST,
     Admission,
     Cause,
+    LinearKey,
     Shape,
     Victims,
 )
@@ -79,11 +80,11 @@ class AdmissionPolicy(Policy):
     kind: ClassVar[Kind] = "admission"
     evicts: ClassVar[bool] = False
     """Wants to be asked although all places are taken (it may return `evict=True`)."""
-    key: Callable[[RequestView], OrderKey] | None = None
+    key: Callable[[RequestView], OrderKey] | LinearKey | None = None
     """Order of the waiting queue, lower first; None is the order of arrival.
 
     Evaluated on arrival, on requeue and when parameters change, never per step: it must not depend on
-    the time of the call. Aging is linear: `priority + rate * arrival` needs no re-sorting.
+    the time of the call. Aging is linear: `LinearKey(priority=1, arrived=rate)` needs no re-sorting, and asks nobody.
     """
 
     def admit(self, s: Snapshot) -> Admission:

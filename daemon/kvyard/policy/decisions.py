@@ -47,6 +47,23 @@ DECODE_FIRST = Shape(((DECODE, PROMPT, ADMIT),))
 PROMPT_OR_DECODE = Shape(((PROMPT, ADMIT), (DECODE,)))
 """Prefill first: a step is either prompts or decodes, prompts win."""
 
+
+class LinearKey(NamedTuple):
+    """The order of the waiting queue as a sum of weights times what is known of a request, lower first.
+
+    In the place of the method `AdmissionPolicy.key` it is read once, and the policy is not asked for every request.
+    """
+
+    priority: float = 0.0
+    """Of its priority, where smaller numbers are more urgent."""
+    arrived: float = 0.0
+    """Of the seconds at which it arrived: an order by priority with aging weighs both."""
+    prompt_len: float = 0.0
+    """Of the tokens of its prompt."""
+    max_new: float = 0.0
+    """Of the most output tokens that it may have."""
+
+
 Entry: TypeAlias = "RequestView | tuple[RequestView, int]"
 """A candidate, or a candidate and the tokens whose blocks must be there before it is admitted."""
 
