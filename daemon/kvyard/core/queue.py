@@ -2,7 +2,7 @@
 
 The order of arrival is that of the sequences' places: numbers that count upwards at its end, and downwards in front
 for those that are put there. Keys are evaluated when a sequence joins, never per step. A new order over a long queue
-is built beside the old one in slices (`Reorder`) and put in its place when it is complete, so that no step pays for it.
+is built beside the old one in slices (`Reorder`) and put in its place when it is complete: no step pays for it.
 """
 
 from __future__ import annotations
