@@ -133,7 +133,7 @@ async def given_up(desk: PolicyDesk, engine: Engine, change: Any) -> OperationEr
     engine.slow = True
     with pytest.raises(OperationError, match="the engine did not answer") as refusal:
         await change
-    assert refusal.value.code == "timeout"
+    assert refusal.value.code == "no-answer"
     assert "do it after all" in refusal.value.hint
     return refusal.value
 

@@ -115,6 +115,8 @@ async def test_a_policy_that_does_not_load_in_time(site: Path, monkeypatch: pyte
     with pytest.raises(OperationError, match="admission/slow did not load within") as refusal:
         await describe_installed("admission", "slow")
     assert refusal.value.code == "hung"
+    assert "in a process of its own; nothing changed" in refusal.value.message
+    assert "docs/plugins.md" in refusal.value.hint
 
 
 ASK = """

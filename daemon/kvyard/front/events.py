@@ -22,7 +22,7 @@ KINDS: dict[str, str] = {
     "restart": "the engine died and is being replaced",
     "swap": "another policy or discipline took charge",
     "set": "parameters of a policy in charge changed",
-    "ejected": "a policy was put out and the built-in of its kind took over",
+    "ejected": "a policy was put out, before, while or after it was in charge; the message says what followed",
     "release": "a policy was released from quarantine",
     "cancel": "an operator cancelled a request",
     "pause": "scheduling stopped or went on",

@@ -22,7 +22,7 @@ from kvyard.policy.base import BUILTIN, KINDS
 
 CHANGE_TIMEOUT_S = 30.0
 LONG_PAUSE_MS = 200.0
-"""Time without a step that an operator is told in words: ten steps and more."""
+"""Milliseconds without a step from which on an operator is told in words: whoever reads a stream sees such a gap."""
 
 
 Taken = Callable[[dict[str, Any], bool], None]
@@ -140,7 +140,7 @@ class PolicyDesk:
             reply = await asyncio.wait_for(answer, CHANGE_TIMEOUT_S)
         except TimeoutError:
             raise OperationError(
-                "timeout",
+                "no-answer",
                 f"the engine did not answer {method} within {CHANGE_TIMEOUT_S:.0f} s",
                 "it may be in a very long step and do it after all; see `kvyard status`",
             ) from None

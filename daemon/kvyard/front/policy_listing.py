@@ -100,12 +100,18 @@ async def describe_installed(kind: str, name: str, *, parts: bool = False) -> di
     try:
         output, status = await output_of("kvyard.policy.describe", *arguments, limit_s=SCRATCH_LIMIT_S)
     except TimeoutError:
-        raise OperationError("hung", f"{kind}/{name} did not load within {SCRATCH_LIMIT_S:.0f} s") from None
+        raise OperationError(
+            "hung",
+            f"{kind}/{name} did not load within {SCRATCH_LIMIT_S:.0f} s in a process of its own; nothing changed",
+            "docs/plugins.md says what a plugin may do while it is imported",
+        ) from None
     try:
         answer: dict[str, Any] = json.loads(output)
     except ValueError:
         how = how_it_ended(status)
-        raise OperationError("crashed", f"{kind}/{name} ended the process that loaded it: it {how}") from None
+        raise OperationError(
+            "crashed", f"{kind}/{name} ended the scratch process that loaded it, which {how}; nothing changed"
+        ) from None
     if "error" in answer:
         raise OperationError(str(answer["code"]), str(answer["error"]))
     return answer
