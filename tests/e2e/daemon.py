@@ -112,7 +112,10 @@ def environment(folder: Path, extra: dict[str, str] | None = None) -> dict[str, 
     """An environment in which the daemon leaves nothing outside `folder` but its model and weight caches."""
     hooks = ("KVYARD_TEST_FAULTS", "KVYARD_TEST_CONDUCT", "KVYARD_TEST_SCRIPT")
     kept = {name: value for name, value in os.environ.items() if name not in hooks}
-    return {**kept, "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder), **(extra or {})}
+    added = dict(extra or {})
+    if "PYTHONPATH" in added and "PYTHONPATH" in kept:  # where a mutant of kvyard stands
+        added["PYTHONPATH"] += os.pathsep + kept["PYTHONPATH"]
+    return {**kept, "XDG_STATE_HOME": str(folder / "state"), "XDG_RUNTIME_DIR": str(folder), **added}
 
 
 @contextlib.contextmanager
