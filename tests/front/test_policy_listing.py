@@ -124,7 +124,11 @@ async def test_what_a_plugin_prints_is_no_answer(tmp_path: Path, monkeypatch: py
     [
         ("self.seen = 0", "construct", "its __init__ must call super().__init__(**values)"),
         ("super().__init__(**values); self.api = 1", "construct", "cannot be described: TypeError"),
-        ("os._exit(3)", "crashed", "ended the scratch process that loaded it, which exited with status 3; nothing changed"),
+        (
+            "os._exit(3)",
+            "crashed",
+            "ended the scratch process that loaded it, which exited with status 3; nothing changed",
+        ),
         ("os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "which died of SIGSEGV"),
     ],
 )
