@@ -20,7 +20,7 @@ CODES: Mapping[str, str] = {
     "overridden": "the core had to override half of its last hundred decisions",
     "stalled": "work waits and nothing is scheduled for a second, or, with wake-ups declared, for two minutes",
     "starving": "a request is passed over by more than a thousand others that are no more urgent, or too long",
-    "thrashing": "a request gave way to later ones over 32 times in a row, each time before it won a quarter of its loss",
+    "thrashing": "a request gave way to later ones over 32 times in a row, each before it won a quarter of its loss",
     "memory": "it took more memory than a policy may take, at once, in pieces or mapped",
     "spawned": "it tried to start a thread or a process",
     "forbidden": "it tried to open a file or a socket",
