@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kvyard.core.advice import PolicySet
 from kvyard.core.conduct import ConductLimits
-from kvyard.core.plan import Limits, Plan, SequenceSpec
+from kvyard.core.plan import Limits, Plan, SequenceSpec, token_array
 from kvyard.core.scheduler import NeverFits, Scheduler
 from kvyard.policy import KINDS
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
@@ -149,7 +149,7 @@ class World:
         for slot, id in zip(plan.slots.tolist(), plan.ids.tolist(), strict=True):
             spec = self.alive[id]
             assert spec.prompt is not None
-            expected = [*spec.prompt.tolist(), *self.made[id]]
+            expected = [*token_array(spec.prompt).tolist(), *self.made[id]]
             assert plan.tokens[slot, : len(expected)].tolist() == expected
             assert int(self.scheduler.ledger.cols.total[slot]) == len(expected)
 

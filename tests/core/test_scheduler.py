@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from kvyard.core.plan import Limits
+from kvyard.core.plan import Limits, SequenceSpec
 from kvyard.core.policy_set import PolicySet
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy import ADMIT, DECODE, PROMPT, Admission, LinearKey, Shape, Victims, nobody
@@ -304,6 +304,26 @@ def test_the_dump_is_plain_and_whole() -> None:
     assert [row["id"] for row in dump["sequences"]] == [1, 2]
     plan = scheduler.schedule(1.0)
     assert scheduler.dump()["step"] == plan.step, "it may be asked for within a step"
+
+
+@pytest.mark.parametrize("emitted", [None, [5, 6]])
+def test_a_prompt_may_come_as_bytes(emitted: list[int] | None) -> None:
+    prompt, sent = np.arange(100, 140, dtype=np.int32), None if emitted is None else np.array(emitted, np.int32)
+    seen: list[tuple[object, ...]] = []
+    for tokens in (prompt, prompt.tobytes()):
+        scheduler = scheduler_of(scripted_set(), block_size=16, prefix_cache=True)
+        for id in (1, 2):
+            scheduler.add(SequenceSpec(id, 1, id, 0.0, 40, 8, prompt=tokens, emitted=sent, siblings=True))
+        with pytest.raises(ValueError, match="has 40 tokens, not 41"):
+            scheduler.add(SequenceSpec(3, 3, 3, 0.0, 41, 8, prompt=tokens))
+        log = run_step(scheduler)
+        assert log.plan is not None
+        seen.append((log.scheduled, log.cached, log.plan.tokens[log.plan.slots, :43].tolist(), scheduler.blocks_used))
+        run_all(scheduler)
+        scheduler.add(SequenceSpec(4, 4, 4, 0.0, 40, 8, prompt=tokens))
+        seen[-1] += (run_step(scheduler).cached,)
+    assert seen[0] == seen[1]
+    assert seen[0][-1] == {4: 32}
 
 
 def test_what_is_really_in_force() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvyard.core.loops import compact
-from kvyard.core.plan import BoolArray, IntArray, Limits, TokenArray
+from kvyard.core.plan import BoolArray, IntArray, Limits, TokenArray, token_array
 from kvyard.core.sequence import NO_ROW, SequenceState
 
 FloatArray = npt.NDArray[np.float64]
@@ -100,7 +100,7 @@ class RowColumns:
         cells.placed_step[row] = step
         cells.capacity[row] = blocks * self.block_size
         if seq.tokens is not None:
-            self.tokens[row, : seq.total] = seq.tokens
+            self.tokens[row, : seq.total] = token_array(seq.tokens)
         return row
 
     def append(self, rows: list[int]) -> None:

@@ -16,7 +16,7 @@ import numpy as np
 
 from kvyard.core.columns import RowColumns
 from kvyard.core.lifecycle import State
-from kvyard.core.plan import TokenArray
+from kvyard.core.plan import TokenArray, token_array
 from kvyard.core.sequence import NO_ROW, SequenceState
 
 NO_BLOCK = -1
@@ -72,7 +72,7 @@ class Families:
     def _prompt(self, seq: SequenceState) -> TokenArray | None:
         if seq.tokens is None:
             return None
-        known = seq.tokens if seq.row == NO_ROW else self._cols.tokens[seq.row]
+        known = token_array(seq.tokens) if seq.row == NO_ROW else self._cols.tokens[seq.row]
         return known[: seq.prompt_len]
 
     @staticmethod

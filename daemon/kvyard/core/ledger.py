@@ -16,7 +16,7 @@ from kvyard.core.fork import Families, Fork
 from kvyard.core.host_pool import HostPool
 from kvyard.core.lifecycle import Event, State
 from kvyard.core.loops import Filled, find_filled
-from kvyard.core.plan import IntArray, Limits, SequenceSpec, TokenArray
+from kvyard.core.plan import IntArray, Limits, SequenceSpec, Tokens, token_array
 from kvyard.core.pool import BlockPool
 from kvyard.core.prefix import DIGEST_BYTES, DigestChain
 from kvyard.core.queue import WaitingQueue
@@ -24,6 +24,7 @@ from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.snapshot import View
 from kvyard.policy.snapshot import Ended
 
+TOKEN_BYTES = 4
 REMEMBER_ENDED = 256
 """Sequences that ran to their end, kept for policies to learn from."""
 
@@ -99,8 +100,8 @@ class Ledger:
                 f"a sequence has at least one prompt token and one output token to come, not"
                 f" {spec.prompt_len} and {spec.max_new - emitted}"
             )
-        if spec.prompt is not None and len(spec.prompt) != spec.prompt_len:
-            raise ValueError(f"the prompt has {len(spec.prompt)} tokens, not {spec.prompt_len}")
+        if spec.prompt is not None and (tokens := _count(spec.prompt)) != spec.prompt_len:
+            raise ValueError(f"the prompt has {tokens} tokens, not {spec.prompt_len}")
         length = spec.prompt_len + spec.max_new
         if length > self.limits.max_model_len:
             raise NeverFits(f"needs {length} tokens and a sequence may hold {self.limits.max_model_len}")
@@ -271,12 +272,12 @@ class Ledger:
             found.append(block)
         return found
 
-    def _digests(self, seq: SequenceState, count: int, tokens: TokenArray) -> bytearray | bytes:
+    def _digests(self, seq: SequenceState, count: int, tokens: Tokens) -> bytearray | bytes:
         """Digests of at least the first `count` blocks of `seq`; each is made once."""
         known, size = len(seq.digests) // DIGEST_BYTES, self.block_size
         if known < count:
-            raw = tokens[known * size : count * size].tobytes()
-            self._chain.extend(seq.own_digests(), seq.root, raw, size * tokens.itemsize)
+            raw = token_array(tokens)[known * size : count * size].tobytes()
+            self._chain.extend(seq.own_digests(), seq.root, raw, size * TOKEN_BYTES)
         return seq.digests
 
     def publish(self, seq: SequenceState, upto: int) -> int:
@@ -357,11 +358,15 @@ class Ledger:
         return faults + self.families.audit()
 
 
-def _contents(spec: SequenceSpec) -> TokenArray | None:
-    """Prompt and emitted tokens in one array, or None where only lengths count."""
+def _count(tokens: Tokens) -> int:
+    return len(tokens) // TOKEN_BYTES if isinstance(tokens, bytes) else len(tokens)
+
+
+def _contents(spec: SequenceSpec) -> Tokens | None:
+    """Prompt and emitted tokens in one, or None where only lengths count."""
     if spec.prompt is None:
         return None
     if spec.emitted is None or not len(spec.emitted):
         # Nobody writes to it: tokens that are added are added to the row's own copy.
-        return spec.prompt.astype(np.int32, copy=False)
-    return np.concatenate((spec.prompt, spec.emitted)).astype(np.int32, copy=False)
+        return spec.prompt if isinstance(spec.prompt, bytes) else spec.prompt.astype(np.int32, copy=False)
+    return np.concatenate((token_array(spec.prompt), spec.emitted)).astype(np.int32, copy=False)

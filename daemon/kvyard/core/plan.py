@@ -15,6 +15,13 @@ import numpy.typing as npt
 IntArray = npt.NDArray[np.int64]
 TokenArray = npt.NDArray[np.int32]
 BoolArray = npt.NDArray[np.bool_]
+Tokens = TokenArray | bytes
+"""Token ids as an array, or as the bytes of one: then nothing is made of them before their turn comes."""
+
+
+def token_array(tokens: Tokens) -> TokenArray:
+    """These tokens as an array, not to be written to."""
+    return np.frombuffer(tokens, np.int32) if isinstance(tokens, bytes) else tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +43,7 @@ class Limits:
 
 @dataclass(slots=True)
 class SequenceSpec:
-    """A sequence as the core takes it up. `prompt` may be None in the simulator, where only lengths count."""
+    """A sequence as the core takes it up."""
 
     id: int
     request: int
@@ -44,7 +51,8 @@ class SequenceSpec:
     arrived: float
     prompt_len: int
     max_new: int
-    prompt: TokenArray | None = None
+    prompt: Tokens | None = None
+    """None in the simulator, where only lengths count."""
     emitted: TokenArray | None = None
     """Output tokens already sent: they are recomputed as part of the prompt, and count as generated."""
     priority: int = 0

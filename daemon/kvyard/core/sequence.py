@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kvyard.core.lifecycle import Event, State, after
-from kvyard.core.plan import SequenceSpec, TokenArray
+from kvyard.core.plan import SequenceSpec, Tokens
 
 if TYPE_CHECKING:
     from kvyard.core.fork import Family
@@ -55,7 +55,7 @@ class SequenceState:
 
     view: View
 
-    def __init__(self, spec: SequenceSpec, tokens: TokenArray | None, number: int = 0) -> None:
+    def __init__(self, spec: SequenceSpec, tokens: Tokens | None, number: int = 0) -> None:
         self.number = number
         """How many the core took up before it."""
         self.lined_up = number

@@ -150,15 +150,14 @@ class EngineLoop:
         self._retry_s = min(self._retry_s * 2, IDLE_RETRY_S[1])
 
     def _take(self, sequence: Sequence) -> None:
-        prompt = np.frombuffer(sequence.prompt, np.int32)
         spec = SequenceSpec(
             id=sequence.id,
             request=sequence.request,
             arrival=sequence.arrival,
             arrived=sequence.arrived,
-            prompt_len=len(prompt),
+            prompt_len=len(sequence.prompt) // 4,
             max_new=sequence.max_new,
-            prompt=prompt,
+            prompt=sequence.prompt,
             emitted=np.frombuffer(sequence.emitted, np.int32) if sequence.emitted else None,
             priority=sequence.priority,
             tenant=sequence.tenant,
