@@ -160,5 +160,49 @@ def test_a_wrong_value_breaks_nothing(fragile: Controls) -> None:
     assert fragile._scheduler.policies.name("admission") == "fragile"
 
 
+SILENT = """
+    from kvyard.policy import Admission, AdmissionPolicy, PolicyParams, live
+
+    class Silent(AdmissionPolicy):
+        class Params(PolicyParams):
+            limit: float = live(1.0, ge=0, doc="any")
+
+        def admit(self, snapshot):
+            return Admission(())
+
+        def set_params(self, values):
+            self.params = None
+"""
+
+
+@pytest.fixture
+def silent(controls: Controls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Controls:
+    """Somebody's policy that loses its parameters when they are set is in charge."""
+    install(
+        tmp_path,
+        "silent",
+        "[kvyard.admission]\nsilent = silent_plugin:Silent\n",
+        modules={"silent_plugin": SILENT},
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert ask(controls, "swap", kind="admission", name="silent").error is None
+    return controls
+
+
+def test_who_has_no_parameters_after_they_were_set_is_put_out(silent: Controls) -> None:
+    reply = ask(silent, "set", kind="admission", params={"limit": 2.0})
+    assert (reply.code, reply.result) == ("raised", {})
+    assert [ejected.policy for ejected in silent.ejections()] == ["admission/silent"]
+    assert ask(silent, "policies").result["policies"][0]["name"] == "builtin"
+
+
+def test_who_cannot_say_what_it_is_is_listed_all_the_same(silent: Controls) -> None:
+    silent._scheduler.policies.admission.params = None  # type: ignore[assignment]  # as its code may do at any time
+    row = ask(silent, "policies").result["policies"][0]
+    assert (row["name"], row["version"], row["installed"], row["params"]) == ("silent", "1.0", "1.0", [])
+    assert ask(silent, "dump").result["policies"]["admission"]["params"] == {}
+    assert silent.ejections() == [], "it decides as before"
+
+
 def test_an_action_that_nobody_knows(controls: Controls) -> None:
     assert ask(controls, "dance").code == "unknown-method"

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 
 import pytest
 from kvyard import __version__
+from kvyard.core.policy_set import Declarations
 from kvyard.engine.policies import Loader, Quarantined, describe_builtin, describe_policy
 from kvyard.policy.base import BUILTIN, KINDS
 from kvyard.policy.params import ParamError
@@ -79,7 +80,7 @@ def test_policies_are_known_by_the_names_operators_use() -> None:
     changes, _, _ = loader.candidate("prefill", "decode-first", {}, [])
     policy = changes["prefill"]
     assert loader.label("prefill", policy) == "prefill/decode-first"
-    shown = describe_policy("prefill", "decode-first", policy, loader)
+    shown = describe_policy("prefill", "decode-first", policy, Declarations(policy).about(), loader)
     assert (shown["distribution"], shown["api"]) == ("kvyard", "1.0")
     assert [param["name"] for param in shown["params"]] == ["chunk"]
 

@@ -194,8 +194,8 @@ MUTATIONS = (
     Mutation(
         "parameters are set as if the policy were kvyard's own",
         f"{CORE}/swap.py",
-        'call(kind, policy, "set_params", lambda value: None, dict(values), by=setting)',
-        'call(kind, setting, "set_params", lambda value: None, dict(values))',
+        'call(kind, policy, "set_params", plain_mapping, dict(values), by=setting)',
+        'call(kind, setting, "set_params", plain_mapping, dict(values))',
         "tests/core/test_guard_containment.py::test_who_fails_while_its_parameters_are_set_is_put_out",
     ),
     Mutation(

@@ -159,7 +159,7 @@ class Advice:
         return {
             kind: {
                 "name": self.policies.name(kind),
-                "params": self._parameters(kind),
+                "params": self._told(kind, "parameters"),
                 "state": self._last_words(kind, self.policies.get(kind), "dump"),
             }
             for kind in KINDS
@@ -290,11 +290,19 @@ class Advice:
         except Fault:
             return {}
 
-    def _parameters(self, kind: Kind) -> dict[str, Any]:
+    def _told(self, kind: Kind, method: str) -> dict[str, Any]:
         try:
-            return self._declared(kind, self.policies.get(kind), "parameters", plain_mapping)
+            return self._declared(kind, self.policies.get(kind), method, plain_mapping)
         except Fault:
             return {}
+
+    def about(self, kind: Kind) -> dict[str, Any]:
+        """What the policy in charge says of itself: version, policy API, documentation and parameters.
+
+        Nothing of it where it cannot even say that.
+        """
+        with self.guard.armed():
+            return {"version": "", "api": "", "doc": "", "params": [], **self._told(kind, "about")}
 
     def describe(self) -> dict[str, Any]:
         """The snapshot in plain values, for an exit record."""

@@ -90,6 +90,16 @@ class Declarations:
         """Parameter values."""
         return self._policy.params.values()
 
+    def about(self) -> dict[str, Any]:
+        """What operators are told of it."""
+        policy = self._policy
+        return {
+            "version": policy.version,
+            "api": ".".join(map(str, policy.api)),
+            "doc": (type(policy).__doc__ or "").strip(),
+            "params": policy.params.describe(),
+        }
+
     def shape_and_divide(self) -> tuple[Any, Any]:
         """A constant shape, or the method; and the method that divides, or None."""
         policy = self._policy

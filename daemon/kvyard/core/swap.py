@@ -15,8 +15,10 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any
 
 from kvyard.core.advice import Advice
+from kvyard.core.checks import plain_mapping
 from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
 from kvyard.core.policy_set import PolicySet, Traits
@@ -68,6 +70,8 @@ class SwapTicket:
     discipline: str | None = None
     kinds: Collection[Kind] = ()
     """Those whose policy, or its parameters, are changed."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """All parameters of the policy in charge, where one was changed."""
 
     @property
     def over(self) -> bool:
@@ -141,13 +145,13 @@ class Swapper:
         setting = _Setting(policy)
         with advice.guard.armed():
             try:
-                advice.guard.call(kind, policy, "set_params", lambda value: None, dict(values), by=setting)
+                params = advice.guard.call(kind, policy, "set_params", plain_mapping, dict(values), by=setting)
             except Fault as fault:
                 advice.eject(fault)  # it may be half changed
                 raise
             if setting.refused:
                 raise ParamError(setting.refused[0])
-            ticket = SwapTicket(advice.policies, advice.policies, kinds=(kind,))
+            ticket = SwapTicket(advice.policies, advice.policies, kinds=(kind,), params=params)
             self._ticket, self._adopt, self._todo, self._seen = ticket, [], [], 0
             self.advance()
         return ticket
@@ -261,15 +265,19 @@ class Swapper:
 
 
 class _Setting:
-    """Sets a policy's parameters, and takes down why it refuses them, which is no failure of its."""
+    """Sets a policy's parameters, and takes down why it refuses them, which is no failure of the policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
         self.refused: list[str] = []
 
-    def set_params(self, values: Mapping[str, Value]) -> None:
-        """The policy's own method. The error stays here: its frames hold what the policy left there."""
+    def set_params(self, values: Mapping[str, Value]) -> Mapping[str, Value]:
+        """The policy's own method, and all its parameters then.
+
+        A ParamError stays here: its frames hold what the policy left there.
+        """
         try:
             self._policy.set_params(values)
         except ParamError as error:
             self.refused.append(str(error))
+        return self._policy.params.values()

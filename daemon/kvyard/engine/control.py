@@ -158,7 +158,11 @@ class Controls:
 
     def _policies(self) -> dict[str, Any]:
         policies = self._scheduler.policies
-        rows = [describe_policy(kind, policies.name(kind), policies.get(kind), self._loader) for kind in KINDS]
+        about = self._scheduler.advice.about
+        rows = [
+            describe_policy(kind, policies.name(kind), policies.get(kind), about(kind), self._loader)
+            for kind in KINDS
+        ]
         return {
             "policies": rows,
             "discipline": policies.discipline,
@@ -199,8 +203,7 @@ class Controls:
             ticket = self._scheduler.set_params(kind, cast("Mapping[str, Any]", message.params["params"]))
         except Fault as fault:
             raise ControlError(fault.code, f"{BROKEN}: {fault.message}") from None
-        policy: Policy = self._scheduler.policies.get(kind)
-        return self._begin(message.ticket, ticket, {"params": policy.params.values()})
+        return self._begin(message.ticket, ticket, {"params": ticket.params})
 
     def _begin(self, number: int, ticket: SwapTicket, extra: dict[str, Any]) -> dict[str, Any] | None:
         self._changing = (number, ticket, extra)

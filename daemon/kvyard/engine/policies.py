@@ -12,6 +12,7 @@ import structlog
 from kvyard import __version__
 from kvyard.core import builtin
 from kvyard.core.advice import PolicySet, builtin_set
+from kvyard.core.policy_set import Declarations
 from kvyard.policy import registry
 from kvyard.policy.base import BUILTIN, KINDS, Kind, Policy
 from kvyard.policy.params import ParamError
@@ -166,18 +167,18 @@ def _by_kind(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     return found
 
 
-def describe_policy(kind: Kind, name: str, policy: Policy, loader: Loader) -> dict[str, Any]:
-    """What `policy show` says of a policy in charge."""
+def describe_policy(
+    kind: Kind, name: str, policy: Policy, about: Mapping[str, Any], loader: Loader
+) -> dict[str, Any]:
+    """What `policy show` says of a policy in charge; `about` is what it says of itself (`Declarations.about`)."""
     distribution, version = loader.origins.get(f"{kind}/{name}", ("kvyard", __version__))
     return {
         "kind": kind,
         "name": name,
         "distribution": distribution,
-        "version": policy.version or version,
         "installed": loader.version(policy),
-        "api": ".".join(map(str, policy.api)),
-        "doc": (type(policy).__doc__ or "").strip(),
-        "params": policy.params.describe(),
+        **about,
+        "version": about["version"] or version,
     }
 
 
@@ -185,7 +186,8 @@ def describe_builtin(kind: str, loader: Loader) -> dict[str, Any]:
     """What `policy show` says of a built-in, or of the discipline of all three, in charge or not."""
     if kind != "discipline":
         which = cast(Kind, kind)
-        return describe_policy(which, BUILTIN, builtin.BUILTIN[which](), loader)
+        policy = builtin.BUILTIN[which]()
+        return describe_policy(which, BUILTIN, policy, Declarations(policy).about(), loader)
     part = {"name": BUILTIN, "params": {}, "parameters": []}
     doc = "The policies that take over when others are put out; they cannot be removed."
     parts = {each: dict(part) for each in KINDS}
