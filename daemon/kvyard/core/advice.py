@@ -128,9 +128,10 @@ class Advice:
             return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
         except Fault as fault:
             self.eject(fault)
-            order = self.order(self.traits)
-            assert order is not None, "the built-in has one"
-            return order(seqs)
+            declared = self.traits.linear
+            assert declared is not None, "the built-in declares its order"
+            # The others in the queue have tuples, until it is ordered anew.
+            return [(key,) for key in linear_keys(declared, seqs)]
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""

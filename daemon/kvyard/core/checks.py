@@ -209,11 +209,11 @@ def admission_traits(value: tuple[Any, Any]) -> tuple[bool, LinearKey | None, bo
     return key is not None, None, evicts is True
 
 
-def linear_keys(weights: LinearKey, seqs: Sequence[SequenceState]) -> list[OrderKey]:
+def linear_keys(weights: LinearKey, seqs: Sequence[SequenceState]) -> list[float]:
     """The keys of these by a declared order."""
     priority, arrived, prompt_len, max_new = weights
     return [
-        (priority * s.priority + arrived * s.arrived + prompt_len * s.prompt_len + max_new * s.max_new,) for s in seqs
+        priority * s.priority + arrived * s.arrived + prompt_len * s.prompt_len + max_new * s.max_new for s in seqs
     ]
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvyard.core.loops import compact
-from kvyard.core.plan import BoolArray, IntArray, Limits, TokenArray, token_array
+from kvyard.core.plan import BoolArray, IntArray, Limits, TokenArray
 from kvyard.core.sequence import NO_ROW, SequenceState
 
 FloatArray = npt.NDArray[np.float64]
@@ -64,6 +64,8 @@ class RowColumns:
         # Zeroed pages are not there until they are written, so these cost what is used of them.
         self.tables: TokenArray = np.zeros((rows, width), np.int32)
         self.tokens: TokenArray = np.zeros((rows, limits.max_model_len), np.int32)
+        self._raw, self._row_bytes = self.tokens.reshape(-1).data.cast("B"), self.tokens.strides[0]
+        """`tokens` for what comes as bytes: no array is made of it then."""
         self.owner: list[SequenceState | None] = [None] * rows
         self.order: IntArray = np.zeros(0, np.int64)
         """Rows in the order of admission."""
@@ -99,8 +101,12 @@ class RowColumns:
         cells.total[row], cells.computed[row] = seq.total, computed
         cells.placed_step[row] = step
         cells.capacity[row] = blocks * self.block_size
-        if seq.tokens is not None:
-            self.tokens[row, : seq.total] = token_array(seq.tokens)
+        tokens = seq.tokens
+        if isinstance(tokens, bytes):
+            begin = row * self._row_bytes
+            self._raw[begin : begin + len(tokens)] = tokens
+        elif tokens is not None:
+            self.tokens[row, : seq.total] = tokens
         return row
 
     def append(self, rows: list[int]) -> None:

@@ -68,8 +68,6 @@ class Ledger:
         self.swapped = 0
         self.contents = False
         """Tokens are known, not lengths alone."""
-        self.taken_up = 0
-        """Sequences that came since the start."""
         self._chain = DigestChain(salt)
         self._filled = Filled.of(2 * limits.max_running, limits.block_size)
         self._views: tuple[View, ...] | None = None
@@ -81,8 +79,7 @@ class Ledger:
         if spec.id in self.sequences:
             raise ValueError(f"sequence {spec.id} is already there")
         self._check_fits(spec)
-        seq = SequenceState(spec, _contents(spec), self.taken_up)
-        self.taken_up += 1
+        seq = SequenceState(spec, _contents(spec))
         seq.view = View(self, seq)
         self.contents = self.contents or seq.tokens is not None
         if self.index is not None:

@@ -137,6 +137,4 @@ class Moves:
         """The phase ends: those preempted in it join the queue."""
         for seq, front in self.step.requeue:
             self.ledger.queue.requeue(seq, front=front)
-            if not front:
-                seq.lined_up = self.ledger.taken_up - 1
         self.step.requeue.clear()

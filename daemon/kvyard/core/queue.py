@@ -16,9 +16,11 @@ from kvyard.core.guard import Fault
 from kvyard.core.sequence import SequenceState
 from kvyard.policy.base import OrderKey
 
-KeysOf = Callable[[Sequence[SequenceState]], list[OrderKey]]
+Key = OrderKey | float
+"""What the policy's method returned, or the sum that it declares; never both in one queue."""
+KeysOf = Callable[[Sequence[SequenceState]], Sequence[Key]]
 """Asks for many at once: a call through the guard costs more than a key."""
-Entry = tuple[OrderKey, int, SequenceState]
+Entry = tuple[Key, int, SequenceState]
 """Key and number of arrival; without a key its place."""
 AT_ONCE = 64
 """Keys asked for in one call, so that no call takes long."""
@@ -91,7 +93,7 @@ class WaitingQueue:
         """Arrived since the last `settle`, their keys not yet asked for."""
         self._reorder: Reorder | None = None
         self._first = self._last = 0
-        """Places in the order of arrival taken so far, at both ends: who is put in front has one below 0."""
+        """Places in the order of arrival given so far, at both ends: who is put in front has one below 0."""
 
     def __len__(self) -> int:
         return len(self._entries) + len(self._fresh)
@@ -107,7 +109,8 @@ class WaitingQueue:
 
     def arrive(self, seq: SequenceState) -> None:
         """A new sequence; its key is asked for at the next `settle`, where policy code may run."""
-        place = seq.place = self._last = self._last + 1
+        # One object for all three: of a hundred thousand that wait, each object counts in the processor's caches.
+        place = seq.number = seq.lined_up = seq.place = self._last = self._last + 1
         if self._keys_of is None and self._reorder is None:
             self._entries.add(((), place, seq))
         else:
@@ -135,7 +138,7 @@ class WaitingQueue:
         if front:
             seq.place = self._first = self._first - 1
         else:
-            seq.place = self._last = self._last + 1
+            seq.lined_up = seq.place = self._last = self._last + 1
         self._join([seq])
 
     def _join(self, seqs: list[SequenceState]) -> None:

@@ -10,8 +10,8 @@ from kvyard.core.plan import SequenceSpec, Tokens
 
 if TYPE_CHECKING:
     from kvyard.core.fork import Family
+    from kvyard.core.queue import Key
     from kvyard.core.snapshot import View
-    from kvyard.policy.base import OrderKey
 
 NO_ROW = -1
 
@@ -55,11 +55,13 @@ class SequenceState:
 
     view: View
 
-    def __init__(self, spec: SequenceSpec, tokens: Tokens | None, number: int = 0) -> None:
-        self.number = number
-        """How many the core took up before it."""
-        self.lined_up = number
-        """Its number, or, since it was put at the end of the queue, that of the last who had come by then."""
+    def __init__(self, spec: SequenceSpec, tokens: Tokens | None) -> None:
+        self.number = 0
+        """Its place at its arrival: they count upwards."""
+        self.lined_up = 0
+        """Its place when it was last put at the end of the queue."""
+        self.place = 0
+        """Where it stands in the order of arrival. All three are given by `kvyard.core.queue`."""
         self.id = spec.id
         self.request = spec.request
         self.arrival = spec.arrival
@@ -74,7 +76,7 @@ class SequenceState:
         self.row = NO_ROW
         self.tokens = tokens
         """Prompt and output so far while it has no row; None where only lengths count."""
-        self.total = spec.prompt_len + (0 if spec.emitted is None else len(spec.emitted))
+        self.total = spec.prompt_len if spec.emitted is None else spec.prompt_len + len(spec.emitted)
         """Prompt and output tokens, valid while it has no row."""
         self.computed = 0
         """Tokens whose KV is kept, valid while it has no row."""
@@ -82,16 +84,14 @@ class SequenceState:
         """Start of its digest chain; empty without a prefix cache."""
         self.family: Family | None = None
         """All unfinished sequences of its request, where it has several."""
-        # Empty ones are shared: of a hundred thousand that wait, each object counts in the processor's caches.
+        # Empty ones are shared, as the numbers are where they can be: see the queue.
         self.digests: bytearray | bytes = b""
         """Of its full blocks, one behind the other, as far as they were asked for."""
         self.published = 0
         """Blocks of its table that the prefix index knows."""
         self.host: Sequence[int] = ()
         """Host blocks that hold its KV."""
-        self.key: OrderKey = ()
-        self.place = 0
-        """Where it stands in the order of arrival; `kvyard.core.queue` gives it."""
+        self.key: Key = ()
         self.preemptions = 0
         self.admissions = 0
         self.admitted_step = -1

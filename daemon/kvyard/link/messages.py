@@ -19,7 +19,7 @@ Dtype = Literal["float32", "bfloat16"]
 Device = Literal["cpu", "cuda"]
 
 
-class Sampling(Struct, array_like=True, frozen=True):
+class Sampling(Struct, omit_defaults=True, frozen=True, gc=False):
     """How output tokens are chosen; ranges are checked by the front, so the engine may trust them.
 
     `temperature` 0 is greedy. `top_k` 0 and `top_p` 1 and `min_p` 0 are off. `seed` is always set: the
@@ -44,7 +44,7 @@ class Sampling(Struct, array_like=True, frozen=True):
     """The same for each prompt token but the first."""
 
 
-class Sequence(Struct, array_like=True):
+class Sequence(Struct, array_like=True, gc=False):
     """One generated continuation, whole enough to be started by any engine at any point of its life."""
 
     id: int
