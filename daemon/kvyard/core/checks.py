@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, repeat
-from math import isfinite
 from typing import Any, NamedTuple
 
 from kvyard.core.guard import Nonsense
@@ -201,12 +200,16 @@ def admission_traits(value: tuple[Any, Any]) -> tuple[bool, LinearKey | None, bo
     """Whether it has an order of its own, that order where it is declared, and whether it evicts. Raises Nonsense."""
     key, evicts = value
     if type(key) is LinearKey:
-        if not all(type(weight) in (int, float) and isfinite(weight) for weight in key):
-            raise Nonsense("nonsense", f"the weights of a LinearKey are finite numbers, unlike {key}")
+        if not all(type(weight) in (int, float) and abs(weight) <= MAX_WEIGHT for weight in key):
+            raise Nonsense("nonsense", f"the weights of a LinearKey are numbers up to {MAX_WEIGHT:g}, unlike {key}")
         return True, LinearKey(*map(float, key)), evicts is True
     if key is not None and not callable(key):
         raise Nonsense("nonsense", "key is a method, a LinearKey or None")
     return key is not None, None, evicts is True
+
+
+MAX_WEIGHT = 1e100
+"""Of a LinearKey: whatever it weighs, the sum is a number that can be compared."""
 
 
 def linear_keys(weights: LinearKey, seqs: Sequence[SequenceState]) -> list[float]:

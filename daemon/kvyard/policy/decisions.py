@@ -52,6 +52,7 @@ class LinearKey(NamedTuple):
     """The order of the waiting queue as a sum of weights times what is known of a request, lower first.
 
     In the place of the method `AdmissionPolicy.key` it is read once, and the policy is not asked for every request.
+    Weights are numbers up to 1e100.
     """
 
     priority: float = 0.0
