@@ -182,10 +182,12 @@ class TestEvents:
         assert [line["data"]["kind"] for line in lines] == ["engine"] * 3
         assert process.returncode == 130
 
-    def test_a_reader_that_leaves_ends_it_quietly(self, socket: Path) -> None:
-        command = f"{PROGRAM[0]} events --follow --limit 5 | head -n 1"
+    @pytest.mark.parametrize("reader", ["head -n 1", "(sleep 1; head -n 1)", "(sleep 0.3; read -r line; echo $line)"])
+    def test_a_reader_that_leaves_ends_it_quietly(self, socket: Path, reader: str) -> None:
+        """Also when all that there is was written before."""
+        command = f"{PROGRAM[0]} events --follow --limit 3 | {reader}"
         done = subprocess.run(
-            ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=30,
+            ["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60,
             env=environment(KVYARD_SOCKET=str(socket)),
         )  # fmt: skip
         assert done.stdout.count("\n") == 1 and done.stderr == ""

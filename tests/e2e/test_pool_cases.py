@@ -60,7 +60,8 @@ class Policy(AdmissionPolicy):
         return Admission(s.waiting)
 
     def dump(self):
-        return {"digests": " ".join(digest.hex() for digest in self.index.digests if digest is not None)}
+        named = self.index._blocks.named.nonzero()[0]
+        return {"digests": " ".join(self.index.digest(block).hex() for block in named)}
 """
 
 

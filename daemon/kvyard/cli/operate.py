@@ -12,7 +12,7 @@ import typer
 from kvyard.cli import status as status_command
 from kvyard.cli.errors import CliError
 from kvyard.cli.options import JsonOption, RequestArgument, SocketOption
-from kvyard.cli.output import clean, say, say_json
+from kvyard.cli.output import clean, say, say_json, until_readable
 from kvyard.control.client import Client
 from kvyard.control.paths import client_socket
 from kvyard.control.schema import Event
@@ -40,6 +40,7 @@ def events(
         for event in msgspec.convert(client.call("events", {"limit": limit}), list[Event]):
             _say_event(event, json)
         if follow:
+            client.before_wait = until_readable
             for event in client.subscribe(["events"]):
                 _say_event(event, json)
 

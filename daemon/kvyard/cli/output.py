@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import select
 import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
@@ -12,6 +13,21 @@ import msgspec
 def say(text: str = "") -> None:
     """A line on standard output."""
     sys.stdout.write(text + "\n")
+
+
+def until_readable(descriptor: int) -> None:
+    """Write what was said, and wait until there is something to read.
+
+    Raises BrokenPipeError as soon as nobody reads what is said (`| head`): otherwise that would be noticed with the
+    next line, which may be hours away.
+    """
+    sys.stdout.flush()
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.register(sys.stdout.fileno(), 0)  # tells POLLERR and POLLHUP alone
+    for ready, event in poll.poll():
+        if ready != descriptor and event & (select.POLLERR | select.POLLHUP):
+            raise BrokenPipeError
 
 
 def say_json(value: object) -> None:

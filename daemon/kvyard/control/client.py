@@ -11,7 +11,7 @@ from __future__ import annotations
 import socket
 import struct
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeAlias
@@ -93,6 +93,8 @@ class Client:
         """Connect and read the greeting; `timeout` in seconds bounds every wait unless a call sets its own."""
         self.path = path
         self.timeout = timeout
+        self.before_wait: Callable[[int], None] = lambda descriptor: None
+        """Called with the socket's descriptor before each wait for the daemon; what it raises passes through."""
         self._buffer = bytearray()
         self._scanned = 0
         self._number = 0
@@ -182,6 +184,7 @@ class Client:
     def _read(self, deadline: float | None, timeout: float | None) -> bytes:
         left = None if deadline is None else max(deadline - time.monotonic(), 0.001)
         self._socket.settimeout(left)
+        self.before_wait(self._socket.fileno())
         try:
             data = self._socket.recv(1 << 18)
         except TimeoutError as error:
