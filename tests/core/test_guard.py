@@ -251,6 +251,35 @@ def test_a_declared_order_is_of_numbers_that_can_be_compared(key: LinearKey) -> 
     assert fault.value.code == "nonsense"
 
 
+def test_a_key_that_fails_with_many_waiting_is_the_fault_of_its_policy_alone() -> None:
+    """Keys are asked for in parts: after the first that fails, the built-in's order is declared, not a method."""
+    admission = ScriptedAdmission()
+    admission.key = lambda r: (1 // (r.arrival - 1),)
+    scheduler = scheduler_of(scripted_set(admission), max_running=1)
+    for id in range(1, 201):
+        scheduler.add(spec(id, priority=200 - id))
+    assert run_step(scheduler).scheduled == {200: 8}
+    assert [exit_.name for exit_ in scheduler.take_exits()] == ["scripted"]
+
+
+def test_who_comes_before_the_queue_is_in_the_order_of_the_built_in_puts_nobody_out() -> None:
+    """A discipline with a key leaves for what another part of it did; the queue follows in the next step."""
+    admission, preemption = ScriptedAdmission(), ScriptedPreemption(lambda s, who, cause: 1 // 0)
+    admission.key = lambda r: (-r.arrival,)
+    policies = scripted_set(admission, preemption)
+    policies.discipline = "scripted"
+    scheduler = scheduler_of(policies, max_running=2, blocks=4, block_size=4)
+    for id in range(1, 5):
+        scheduler.add(spec(id, prompt_len=8, max_new=8, priority=id))
+    while not scheduler.has_news:
+        run_step(scheduler)
+    scheduler.add(spec(9, prompt_len=4, max_new=4, priority=0))
+    steps = run_all(scheduler)
+    assert [(exit_.kind, exit_.name) for exit_ in scheduler.take_exits()] == [("preemption", "scripted")]
+    ended = [id for step in steps for id, _ in step.finished]
+    assert sorted(ended) == [1, 2, 3, 4, 9]
+
+
 def test_the_built_in_decides_in_its_own_order_at_once() -> None:
     scheduler = scheduler_of(scripted_set(ScriptedAdmission(lambda s: 1 // 0)), max_running=1)
     scheduler.add(spec(1, priority=9))

@@ -122,16 +122,18 @@ class Advice:
         return self._keys if traits.keyed else None
 
     def _keys(self, seqs: Sequence[SequenceState]) -> list[OrderKey]:
-        """Where these wait, by the method of the policy in charge."""
-        try:
-            views = [seq.view for seq in seqs]
-            return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
-        except Fault as fault:
-            self.eject(fault)
-            declared = self.traits.linear
-            assert declared is not None, "the built-in declares its order"
-            # The others in the queue have tuples, until it is ordered anew.
-            return [(key,) for key in linear_keys(declared, seqs)]
+        """Where these wait, by the method of the policy in charge; once that was put out, by the built-in's sum."""
+        declared = self.traits.linear
+        if declared is None:
+            try:
+                views = [seq.view for seq in seqs]
+                return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
+            except Fault as fault:
+                self.eject(fault)
+                declared = self.traits.linear
+                assert declared is not None, "the built-in declares its order"
+        # The others in the queue have tuples, until it is ordered anew.
+        return [(key,) for key in linear_keys(declared, seqs)]
 
     def examine_keys(self) -> None:
         """After keys were asked for: whether the admission policy did anything else meanwhile."""
