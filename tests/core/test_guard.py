@@ -239,9 +239,9 @@ def test_a_nonsensical_key_puts_the_policy_out_and_the_queue_is_ordered_anew(key
         LinearKey(float("nan")),
         LinearKey(arrived=float("inf")),
         LinearKey(max_new=-1e101),
-        LinearKey("1"),
+        LinearKey("1"),  # type: ignore[arg-type]
         LinearKey(1, True),
-    ],  # type: ignore[arg-type]
+    ],
 )
 def test_a_declared_order_is_of_numbers_that_can_be_compared(key: LinearKey) -> None:
     admission = ScriptedAdmission()
