@@ -512,6 +512,17 @@ def spin() -> None:
         pass
 
 
+def test_a_dump_that_hangs_is_ended(timed: Guard) -> None:
+    """An operator's report must not take the engine down."""
+    admission = ScriptedAdmission()
+    admission.dump = spin  # type: ignore[method-assign, assignment]
+    scheduler = Scheduler(limits(), scripted_set(admission), clock_ns=time.perf_counter_ns, guard=timed)
+    scheduler.add(spec(1))
+    told = scheduler.dump()["policies"]["admission"]
+    assert (told["name"], told["state"]) == ("scripted", {})
+    assert run_step(scheduler).scheduled == {1: 8}
+
+
 def swallow_base() -> None:
     while True:
         try:  # noqa: SIM105 - the plain form is a case of its own

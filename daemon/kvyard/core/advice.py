@@ -159,14 +159,15 @@ class Advice:
 
     def dump(self) -> dict[str, Any]:
         """Names, parameters and private state of the policies in charge."""
-        return {
-            kind: {
-                "name": self.policies.name(kind),
-                "params": self._told(kind, "parameters"),
-                "state": self._last_words(kind, self.policies.get(kind), "dump"),
+        with self.guard.armed():
+            return {
+                kind: {
+                    "name": self.policies.name(kind),
+                    "params": self._told(kind, "parameters"),
+                    "state": self._last_words(kind, self.policies.get(kind), "dump"),
+                }
+                for kind in KINDS
             }
-            for kind in KINDS
-        }
 
     def export(self) -> dict[str, dict[str, Any]]:
         """Exported state by `kind/name` of the policies that have one; who fails in it is put out."""
