@@ -452,6 +452,22 @@ async def test_a_change_that_was_begun_is_finished_without_its_caller(served: Se
     await settled(lambda: len(served.desk.calls) == 1)
 
 
+@pytest.mark.parametrize("anyio_backend", [("asyncio", {"use_uvloop": True})], ids=["uvloop"])
+async def test_the_late_answer_to_one_who_left_is_no_defect(
+    served: Served, anyio_backend: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon's own loop says so with a RuntimeError."""
+    ended: list[BaseException | None] = []
+    monkeypatch.setattr(session_module, "_report", lambda task: ended.append(task.exception()))
+    served.desk.slow = 0.2
+    async with wire(served.path) as w:
+        await w.send("policy.swap", kind="admission", name="x")
+        await asyncio.sleep(0.05)
+    await settled(lambda: len(ended) > 0)
+    assert len(served.desk.calls) == 1
+    assert ended == [None]
+
+
 async def test_what_runs_policies_is_refused(served: Served) -> None:
     code = (
         "import json, socket, sys\n"

@@ -251,6 +251,8 @@ class Session:
         return self._writer.transport.get_write_buffer_size()
 
     async def _write(self, line: bytes) -> None:
+        if self._writer.is_closing():
+            raise ConnectionResetError  # uvloop's own is a RuntimeError, which would be taken for a defect
         self._writer.write(line + b"\n")
         try:
             async with asyncio.timeout(STALL_TIMEOUT):
