@@ -232,7 +232,7 @@ def test_what_a_declaration_does_to_the_process_refuses_the_candidate() -> None:
 
     scheduler = scheduler_with(scripted_set(), watch)
     ticket = scheduler.swap({"preemption": Declares()})
-    assert (ticket.ok, ticket.code, ticket.error) == (False, "forbidden", "the policy opened a file in lookahead()")
+    assert (ticket.ok, ticket.code, ticket.error) == (False, "forbidden", "the policy opened a file in `lookahead`")
     assert scheduler.take_exits() == []
 
 

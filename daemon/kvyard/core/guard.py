@@ -27,6 +27,13 @@ from kvyard.policy.base import KINDS, Kind, Policy
 
 T = TypeVar("T")
 K = TypeVar("K")
+DECLARED_AS = {
+    "key_and_evicts": "`key` or `evicts`",
+    "lookahead": "`lookahead`",
+    "shape_and_divide": "`shape` or `divide`",
+    "parameters": "`params`",
+}
+"""What a policy declares, as its author calls it, by what `kvyard.core.policy_set.Declarations` reads it with."""
 MAX_TEXT = 8192
 """Characters kept of a traceback or of an exception's text."""
 
@@ -315,15 +322,16 @@ class Guard(Timed):
             breach = error.breach
         if self._confined:  # whoever kept what there was must leave memory for what follows
             self.containment.open()
+        what = DECLARED_AS.get(method, f"{method}()")
         if breach is not None:
-            return Fault(kind, breach.code, f"the policy {breach.what} in {method}()", self._trace_of(error))
+            return Fault(kind, breach.code, f"the policy {breach.what} in {what}", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
-            text = f"{method}() did not return within {self.budget.limits}, and was ended after {spent}"
+            text = f"{what} did not return within {self.budget.limits}, and was ended after {spent}"
             return Fault(kind, "timeout", text, self._trace_of(error))
         if isinstance(error, Nonsense):
-            return Fault(kind, error.code, f"{method}() returned nonsense: {error}")
+            return Fault(kind, error.code, f"{what} returned nonsense: {error}")
         name = type(error).__name__
-        return Fault(kind, "raised", f"{method}() raised {name}{self._text_of(error)}", self._trace_of(error))
+        return Fault(kind, "raised", f"{what} raised {name}{self._text_of(error)}", self._trace_of(error))
 
     def _text_of(self, error: BaseException) -> str:
         """The exception's own text; making it runs the policy's code, so it is guarded as well."""

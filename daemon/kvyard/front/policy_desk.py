@@ -267,8 +267,10 @@ class PolicyDesk:
         meant = self.in_charge.discipline or "mixed"
         lost = self._not_taken(info)
         if lost:
+            parts = self.in_charge.policies
+            named = [f"{kind}/{parts[kind][0]}" if kind in parts else kind for kind in lost]
             self.in_charge.put_out(lost)
-            why = "; ".join(info.notes) or f"{', '.join(lost)}: see the log"
+            why = "; ".join(info.notes) or f"{', '.join(named)} cannot be used, the daemon's log says why"
             self._log.add(
                 "error",
                 f"{why}; the built-in took over. `kvyard policy swap` puts it in charge again when that is mended",
