@@ -11,6 +11,7 @@ from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SLICE_NS, TRANSITIONS, SwapBusy, SwapState
 from kvyard.link.record import Wait
 from kvyard.policy import KINDS, Admission, Kind, OrderKey, ParamError, Policy, RequestView, Snapshot, nobody
+from kvyard.policy.registry import load, load_discipline
 from kvyard_policies.aging import AgingAdmission
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
 
@@ -400,3 +401,48 @@ def test_a_pause_does_not_keep_the_reasons_of_a_policy_that_went() -> None:
     scheduler.take_record_parts()
     scheduler.schedule(1.0)
     assert scheduler.take_record_parts().waits == [Wait(2, ""), Wait(0, "paused")]
+
+
+@pytest.mark.parametrize("first", ["kvyard", "vllm-priority", "vllm"])
+def test_a_key_with_state_is_asked_in_the_order_of_arrival_whatever_the_order_was(first: str) -> None:
+    scheduler = scheduler_of(PolicySet(**parts_of(first)), max_running=1)  # type: ignore[arg-type]
+    for id in range(1, 9):
+        scheduler.add(spec(id, 4, 4, priority=9 - id, tenant="a", arrived=id / 100))
+    scheduler.pause()
+    run_step(scheduler)  # ordered by the first
+    assert scheduler.swap(parts_of("fair-share")).ok
+    scheduler.resume()
+    served: list[int] = []
+    while scheduler.has_work():
+        served += [id for id, _ in run_step(scheduler).finished]
+    assert served == list(range(1, 9))
+
+
+def parts_of(discipline: str) -> dict[Kind, Policy]:
+    """New policies of a discipline."""
+    parts = load_discipline(discipline).parts
+    return {kind: load(kind, name, params).policy for kind, (name, params) in parts.items()}
+
+
+def test_a_change_ends_also_while_nothing_is_placed() -> None:
+    clock = Clock()
+    scheduler = scheduler_of(vllm_set(), clock=clock)
+    for id in range(1, 2001):
+        scheduler.add(spec(id, priority=id % 7))
+
+    class Slow(AgingAdmission):
+        def adopt(self, views: Sequence[RequestView]) -> None:
+            clock.ns += SLICE_NS
+
+    scheduler.pause()
+    ticket = scheduler.swap({"admission": Slow()})
+    assert not ticket.over
+    steps = 0
+    while not ticket.over and steps < 500:
+        assert scheduler.changing
+        assert scheduler.schedule(0.0).idle
+        steps += 1
+    assert ticket.ok
+    assert steps > 5, "in slices"
+    assert not scheduler.changing
+    assert scheduler.running == 0

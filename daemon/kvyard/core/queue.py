@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 
 from kvyard.core.guard import Fault
 from kvyard.core.sequence import SequenceState
@@ -29,6 +29,7 @@ BUCKET = 512
 
 
 _LAST = itemgetter(-1)
+_PLACE = attrgetter("place")
 _SEQUENCE: Callable[[Entry], SequenceState] = itemgetter(2)
 
 
@@ -165,7 +166,11 @@ class WaitingQueue:
 
     def reorder(self, keys_of: KeysOf | None) -> Reorder:
         """Begin a new order beside the present one; `adopt` puts it in place."""
-        self._reorder = Reorder(keys_of, list(self._entries))
+        waiting = list(self._entries)
+        if self._keys_of is not None:
+            # Keys are asked for in the order of arrival: those of a policy with state depend on who was asked before.
+            waiting.sort(key=_PLACE)
+        self._reorder = Reorder(keys_of, waiting)
         return self._reorder
 
     def abandon_reorder(self) -> None:
@@ -192,7 +197,7 @@ class Reorder:
     """A new order of the queue in the making."""
 
     def __init__(self, keys_of: KeysOf | None, waiting: list[SequenceState]) -> None:
-        """`waiting` are those that are in the queue now."""
+        """`waiting` are those that are in the queue now, in the order of arrival."""
         self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""

@@ -187,6 +187,8 @@ class Scheduler:
         self._planner.open()
         if self._paused:
             self._conduct.pardon()
+            with self.guard.armed():
+                self._swapper.advance()
             self._forget_reasons()
             self._journal.step_planned(self._state, "paused", -1)
         else:
@@ -325,6 +327,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Something runs or waits, or a change of policies is under way: call `schedule` again soon."""
         return bool(self.ledger.sequences) or self._swapper.busy
+
+    @property
+    def changing(self) -> bool:
+        """A change of policies is under way, also while nothing is placed."""
+        return self._swapper.busy
 
     @property
     def step(self) -> int:

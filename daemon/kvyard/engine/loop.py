@@ -146,7 +146,8 @@ class EngineLoop:
     def _pause(self) -> None:
         self._p.page.phase(EnginePhase.IDLE, self._ns())
         self._p.recorder.idle()
-        self._p.channel.wait(None if self._p.scheduler.paused else self._retry_s)
+        scheduler = self._p.scheduler
+        self._p.channel.wait(None if scheduler.paused and not scheduler.changing else self._retry_s)
         self._retry_s = min(self._retry_s * 2, IDLE_RETRY_S[1])
 
     def _take(self, sequence: Sequence) -> None:
