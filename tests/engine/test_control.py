@@ -14,6 +14,7 @@ from kvyard.engine.control import Controls
 from kvyard.engine.policies import Loader
 from kvyard.engine.recorder import Recorder
 from kvyard.link.messages import Control, Reply
+from structlog.testing import capture_logs
 
 from tests.policy.distributions import install
 
@@ -136,7 +137,10 @@ def test_values_that_break_the_policy_in_charge_are_no_refused_candidate(
 
 
 def test_a_candidate_that_fails_is_told_as_one(fragile: Controls) -> None:
-    reply = ask(fragile, "swap", kind="admission", name="fragile", params={"divisor": 0})
+    with capture_logs() as told:
+        reply = ask(fragile, "swap", kind="admission", name="fragile", params={"divisor": 0})
+    assert [(entry["event"], entry["candidates"]) for entry in told] == [("policy.refused", {"admission": "fragile"})]
+    assert "in key" in told[0]["traceback"]
     assert str(reply.error).startswith("the candidate was refused: key() raised ZeroDivisionError")
     assert (fragile.ejections(), fragile._scheduler.policies.name("admission")) == ([], "fragile")
 

@@ -63,6 +63,8 @@ class SwapTicket:
     state: SwapState = SwapState.ADOPTING
     code: str = ""
     error: str = ""
+    trace: str = ""
+    """Traceback of the candidate's fault, where there is one."""
     step: int = -1
     """The first step that the new policies decide."""
     changes: Mapping[Kind, Policy] = field(default_factory=dict)
@@ -251,6 +253,7 @@ class Swapper:
         """The candidate failed before it was in charge: the old ones stay."""
         if not ticket.changes:  # new parameters broke the policy in charge
             self._advice.eject(fault)
+        ticket.trace = fault.trace
         self._abandon(ticket, fault.code, fault.message)
 
     def _abandon(self, ticket: SwapTicket, code: str, error: str) -> None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, cast
 
+import structlog
+
 from kvyard.core.advice import Exit
 from kvyard.core.guard import Fault, NotLoaded
 from kvyard.core.remains import Blame
@@ -17,6 +19,8 @@ from kvyard.link.messages import Control, Ejected, PolicyState, Reply
 from kvyard.policy.base import KINDS, Kind, Policy
 from kvyard.policy.params import ParamError
 from kvyard.policy.registry import RegistryError
+
+log = structlog.get_logger(__name__)
 
 EXPORT_S = 5.0
 """Interval between two exports of the policies' state, in seconds."""
@@ -97,6 +101,9 @@ class Controls:
         number, ticket, extra = self._changing
         self._changing = None
         if not ticket.ok:
+            if ticket.changes and ticket.trace:  # one that was in charge has an exit record instead
+                names = {kind: ticket.wanted.name(kind) for kind in ticket.changes}
+                log.warning("policy.refused", candidates=names, problem=ticket.error, traceback=ticket.trace)
             return [Reply(number, error=_refusal(ticket), code=ticket.code or "refused")]
         self._recorder.generation += 1
         names = {kind: ticket.wanted.name(kind) for kind in KINDS}
