@@ -103,7 +103,7 @@ async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish, go_on:
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
-        await asyncio.sleep(limit(0.25))  # the front notices meanwhile, which nothing tells before the engine agrees
+        await asyncio.sleep(limit(0.75))  # the front notices meanwhile, which nothing tells before the engine agrees
         left = time.monotonic()
         await asyncio.to_thread(go_on.touch)
         await asyncio.to_thread(wait_until, lambda: steps[-1][1] == 1, limit(5), "one to be gone")
