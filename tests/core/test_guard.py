@@ -17,7 +17,7 @@ from kvyard.core.guard import Fault, Guard, Nonsense, NotLoaded
 from kvyard.core.interrupt import SignalTimer
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.timed import Budget
-from kvyard.policy import RUNNING, Admission, LinearKey, Policy, Shape, Snapshot, Victims, nobody
+from kvyard.policy import RUNNING, Admission, Policy, Shape, Snapshot, Victims, nobody
 
 from tests.core.harness import Clock, limits, run_all, run_step, scheduler_of, spec
 from tests.core.scripted import ScriptedAdmission, ScriptedPreemption, ScriptedPrefill, by_id, scripted_set
@@ -231,24 +231,6 @@ def test_a_nonsensical_key_puts_the_policy_out_and_the_queue_is_ordered_anew(key
     order = [next(iter(run_step(scheduler).scheduled)) for _ in range(3)]
     assert order == [3, 2, 4], "the built-in goes by priority"
     assert [exit_.code for exit_ in scheduler.take_exits()] == ["nonsense"]
-
-
-@pytest.mark.parametrize(
-    "key",
-    [
-        LinearKey(float("nan")),
-        LinearKey(arrived=float("inf")),
-        LinearKey(max_new=-1e101),
-        LinearKey("1"),  # type: ignore[arg-type]
-        LinearKey(1, True),
-    ],
-)
-def test_a_declared_order_is_of_numbers_that_can_be_compared(key: LinearKey) -> None:
-    admission = ScriptedAdmission()
-    admission.key = key
-    with pytest.raises(Fault, match="the weights of a LinearKey are numbers up to") as fault:
-        scheduler_of(scripted_set(admission))
-    assert fault.value.code == "nonsense"
 
 
 def test_a_key_that_fails_with_many_waiting_is_the_fault_of_its_policy_alone() -> None:

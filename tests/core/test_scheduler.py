@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kvyard.core.guard import Fault
 from kvyard.core.plan import Limits, SequenceSpec
 from kvyard.core.policy_set import PolicySet
 from kvyard.core.scheduler import Scheduler
@@ -361,6 +362,24 @@ def test_an_order_that_is_declared(key: Any, shown: str, order: list[int]) -> No
     while scheduler.has_work():
         came += run_step(scheduler).cached
     assert came == order
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        LinearKey(float("nan")),
+        LinearKey(arrived=float("inf")),
+        LinearKey(max_new=-1e101),
+        LinearKey("1"),  # type: ignore[arg-type]
+        LinearKey(1, True),
+    ],
+)
+def test_a_declared_order_is_of_numbers_that_can_be_compared(key: LinearKey) -> None:
+    admission = ScriptedAdmission()
+    admission.key = key
+    with pytest.raises(Fault, match="the weights of a LinearKey are numbers up to") as fault:
+        scheduler_of(scripted_set(admission))
+    assert fault.value.code == "nonsense"
 
 
 def test_a_declared_order_asks_nobody_and_is_read_anew_with_the_parameters() -> None:

@@ -221,7 +221,7 @@ class Failed(Struct, array_like=True, tag="failed"):
 
 
 class Ejected(Struct, array_like=True, tag="ejected"):
-    """A policy was put out and the built-in of its kind took over in the same step."""
+    """A policy was put out; where it was in charge, the built-in of its kind took over in the same step."""
 
     policy: str
     """`kind/name`."""
