@@ -47,6 +47,12 @@ def test_home_stands_in_for_the_configuration_folder(tmp_path: Path) -> None:
 
 
 class TestClientSocket:
+    @pytest.fixture(autouse=True)
+    def no_system_daemon(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A daemon of this machine, be it one that was killed, may have its socket in the system's place."""
+        monkeypatch.setattr(paths, "SYSTEM_SOCKET", tmp_path / "none.sock")
+        monkeypatch.setattr(paths, "SYSTEM_CONFIG", tmp_path / "none.toml")
+
     def test_the_flag_wins(self) -> None:
         assert paths.client_socket(Path("/a"), {"KVYARD_SOCKET": "/b"}) == Path("/a")
 
