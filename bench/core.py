@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from kvyard.front.engine_child import engine_environment
-from kvyard.link.codec import ToFront, decode_to_front, encode
+from kvyard.link.codec import ToFront, decode_to_front, encode, encode_sampling
 from kvyard.link.frames import HEADER, Inbox
 from kvyard.link.messages import PROTOCOL, Control, EngineInfo, Reply, Sampling, Sequence, Start, Stop, Submit
 from kvyard.link.record import StepRecord
@@ -159,8 +159,8 @@ class Front:
             prompt, output = int(rng.integers(52, 461)), int(rng.integers(26, 231))
             output = min(output, WIDTH - prompt) if prompt + 26 < WIDTH else 19
         tokens = rng.integers(0, 50_000, prompt, dtype=np.int32)
-        sampling = Sampling(seed=number, temperature=0.0, ignore_eos=True)
-        return Sequence(number, number, 0, number, number * 1e-3, tokens.tobytes(), output, sampling)
+        sampling = encode_sampling(Sampling(seed=number, temperature=0.0, ignore_eos=True))
+        return Sequence(number, number, 0, number * 1e-3, tokens.tobytes(), output, sampling)
 
     def control(self, method: str) -> None:
         """Ask, and wait for the answer."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence as Many
 from dataclasses import dataclass, field
 from typing import Any
 
+import msgspec
 import numpy as np
 from kvyard.core.guard import Guard
 from kvyard.core.plan import Limits
@@ -20,7 +21,7 @@ from kvyard.engine.loop import EngineLoop, Parts
 from kvyard.engine.policies import Loader
 from kvyard.engine.recorder import Recorder
 from kvyard.engine.sampler import Sampler
-from kvyard.link.codec import decode_to_front, encode
+from kvyard.link.codec import decode_to_front, encode, encode_sampling
 from kvyard.link.frames import HEADER, Inbox
 from kvyard.link.messages import Cancel, Failed, Outputs, Sampling, Sequence, Submit, TokenLogprobs
 from kvyard.link.progress import ProgressPage
@@ -108,11 +109,11 @@ class Rig:
             id=id,
             request=request,
             index=index,
-            arrival=id,
             arrived=float(id),
             prompt=np.array(prompt, np.int32).tobytes(),
             max_new=max_new,
-            sampling=sampling,
+            sampling=encode_sampling(msgspec.structs.replace(sampling, index=index)),
+            scored=sampling.prompt_logprobs >= 0,
             emitted=np.array(emitted, np.int32).tobytes(),
             n=n,
         )

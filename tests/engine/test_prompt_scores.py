@@ -249,8 +249,12 @@ def test_logits_exist_a_few_rows_at_a_time(tiny: Loaded) -> None:
 
 
 def test_whoever_has_sent_an_output_token_has_told_them() -> None:
-    def sequence(prompt_logprobs: int, emitted: bytes) -> Sequence:
-        return Sequence(1, 1, 0, 1, 0.0, b"\0" * 8, 4, Sampling(seed=1, prompt_logprobs=prompt_logprobs), emitted)
+    def sequence(scored: bool, emitted: bytes) -> Sequence:
+        return Sequence(1, 1, 0, 0.0, b"\0" * 8, 4, b"", emitted, scored=scored)
 
     asked = PromptScores.asked
-    assert [asked(sequence(0, b"")), asked(sequence(-1, b"")), asked(sequence(0, b"1234"))] == [True, False, False]
+    assert [asked(sequence(True, b"")), asked(sequence(False, b"")), asked(sequence(True, b"1234"))] == [
+        True,
+        False,
+        False,
+    ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 from kvyard.front.journal import Entry, Journal
+from kvyard.link.codec import encode_sampling
 from kvyard.link.messages import Sampling, Sequence
 from kvyard.link.record import Preemption, StepRecord, Timings, Wait
 
@@ -13,11 +14,10 @@ def entry(sequence_id: int, prompt: int = 3) -> Entry:
         id=sequence_id,
         request=sequence_id,
         index=0,
-        arrival=sequence_id,
         arrived=0.0,
         prompt=np.arange(prompt, dtype=np.int32).tobytes(),
         max_new=5,
-        sampling=Sampling(seed=1),
+        sampling=encode_sampling(Sampling(seed=1)),
     )
     return Entry(sequence, f"r{sequence_id}", None)
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kvyard.front.generation import LiveGeneration
 from kvyard.front.service import Delta, Refusal
-from kvyard.link.codec import ToEngine
+from kvyard.link.codec import ToEngine, decode_sampling
 from kvyard.link.messages import Cancel, Failed, Reply, Sampling, Submit
 from kvyard.link.progress import EnginePhase
 from structlog.testing import capture_logs
@@ -70,9 +70,13 @@ async def test_continuations_have_their_own_index_id_and_finish() -> None:
 def test_one_sequence_of_a_job_tells_what_is_said_of_its_prompt() -> None:
     yard = Yard()
     yard.serving.submit(job(n=3, sampling=Sampling(seed=7, logprobs=1, prompt_logprobs=2)))
-    submitted = [message.sequence.sampling for message in yard.sent if isinstance(message, Submit)]
-    assert [sampling.prompt_logprobs for sampling in submitted] == [2, -1, -1]
-    assert [(sampling.seed, sampling.logprobs) for sampling in submitted] == [(7, 1)] * 3
+    submitted = [message.sequence for message in yard.sent if isinstance(message, Submit)]
+    assert [sequence.scored for sequence in submitted] == [True, False, False]
+    samplings = [decode_sampling(sequence.sampling) for sequence in submitted]
+    assert [sampling.prompt_logprobs for sampling in samplings] == [2, -1, -1]
+    assert [(sampling.seed, sampling.logprobs, sampling.index) for sampling in samplings] == [
+        (7, 1, index) for index in range(3)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ async def test_the_engine_inherits_no_secret(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_waiting_threads_do_not_spin_unless_told_to() -> None:
     assert engine_environment({})["OMP_WAIT_POLICY"] == "PASSIVE"
-    assert engine_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1"
+    assert engine_environment({})["GLIBC_TUNABLES"] == "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=127"
     for cache in ("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "LRU_CACHE_CAPACITY"):
         assert engine_environment({})[cache] == "128"
         assert engine_environment({cache: "1024"})[cache] == "1024"

@@ -6,8 +6,15 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kvyard.link.codec import LinkError, decode_to_engine, decode_to_front, encode
-from kvyard.link.messages import Cancel, Control, Failed, Outputs, Sampling, Sequence, Submit, TokenLogprobs
+from kvyard.link.codec import (
+    LinkError,
+    decode_sampling,
+    decode_to_engine,
+    decode_to_front,
+    encode,
+    encode_sampling,
+)
+from kvyard.link.messages import Cancel, Control, Failed, Outputs, Sampling, Sequence, Stop, Submit, TokenLogprobs
 from kvyard.link.record import PolicyCost, Preemption, StepRecord, Timings, Wait
 
 
@@ -18,16 +25,16 @@ from kvyard.link.record import PolicyCost, Preemption, StepRecord, Timings, Wait
     st.text(max_size=20),
 )
 def test_a_sequence_arrives_as_it_was_sent(prompt: list[int], seed: int, temperature: float, tenant: str) -> None:
+    sampling = Sampling(seed=seed, temperature=temperature, logit_bias=((5, -1.5),), stop_token_ids=(2,), index=3)
     sent = Submit(
         Sequence(
             id=1,
             request=2,
             index=3,
-            arrival=4,
             arrived=5.5,
             prompt=np.asarray(prompt, np.int32).tobytes(),
             max_new=6,
-            sampling=Sampling(seed=seed, temperature=temperature, logit_bias=((5, -1.5),), stop_token_ids=(2,)),
+            sampling=encode_sampling(sampling),
             tenant=tenant,
             deadline=None,
         )
@@ -36,6 +43,17 @@ def test_a_sequence_arrives_as_it_was_sent(prompt: list[int], seed: int, tempera
     assert got == sent
     assert isinstance(got, Submit)
     assert np.frombuffer(got.sequence.prompt, np.int32).tolist() == prompt
+    assert decode_sampling(got.sequence.sampling) == sampling
+
+
+@pytest.mark.parametrize("data", [b"", b"\xc1", b"\x80", b"\x81\xa4seed\xa1x", encode(Stop())])
+def test_no_sampling_parameters_are_told_as_such(data: bytes) -> None:
+    with pytest.raises(LinkError, match="no sampling parameters"):
+        decode_sampling(data)
+
+
+def test_what_is_not_asked_for_takes_no_room() -> None:
+    assert encode_sampling(Sampling(seed=5)) == b"\x81\xa4seed\x05"
 
 
 @pytest.mark.parametrize("message", [Cancel([1, 2]), Control(7, "swap", {"kind": "admission", "n": None})])

@@ -112,7 +112,8 @@ class Advice:
     def victims(self, short: int, who: SequenceState, cause: Cause) -> PlainVictims:
         """Whom to preempt for `who`, who lacks `short` blocks."""
         check = self._checks.victims
-        self._last_victims = self._ask("preemption", "victims", check, self._snapshot, short, who.view, cause)
+        view = self._ledger.view(who)
+        self._last_victims = self._ask("preemption", "victims", check, self._snapshot, short, view, cause)
         return self._last_victims
 
     def order(self, traits: Traits) -> KeysOf | None:
@@ -126,7 +127,7 @@ class Advice:
         declared = self.traits.linear
         if declared is None:
             try:
-                views = [seq.view for seq in seqs]
+                views = [self._ledger.view(seq) for seq in seqs]
                 return self.guard.call_each("admission", self.policies.admission, "key", order_key, views)
             except Fault as fault:
                 self.eject(fault)
@@ -155,7 +156,8 @@ class Advice:
         """`order` for a candidate that is not in charge; what it raises is a Fault and puts nobody out."""
         if traits.linear is not None or not traits.keyed:
             return self.order(traits)
-        return lambda seqs: self.guard.call_each("admission", policy, "key", order_key, [seq.view for seq in seqs])
+        ask, view = self.guard.call_each, self._ledger.view
+        return lambda seqs: ask("admission", policy, "key", order_key, [view(seq) for seq in seqs])
 
     def dump(self) -> dict[str, Any]:
         """Names, parameters and private state of the policies in charge."""

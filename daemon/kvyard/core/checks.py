@@ -6,8 +6,8 @@ numbers and texts are exactly of their type. What is wrong is raised as `Nonsens
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice, repeat
+from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 from kvyard.core.guard import Nonsense
@@ -29,7 +29,8 @@ GENEROUS = 4
 class PlainAdmission(NamedTuple):
     """An admission whose entries are the core's own sequences, each with the tokens it must be able to hold."""
 
-    entries: Iterable[tuple[SequenceState, int]]
+    entries: list[tuple[SequenceState, int]] | None
+    """None: the queue as it is when it is walked; refusals and a new order come before that."""
     keep: int
     hold: bool
     skip: int
@@ -117,20 +118,16 @@ class Checks:
             [] if type(refuse) is tuple and not refuse else self._refusals(refuse),
         )
 
-    def _entries(self, value: Admission) -> Iterable[tuple[SequenceState, int]]:
+    def _entries(self, value: Admission) -> list[tuple[SequenceState, int]] | None:
         if value.entries is self._snapshot.waiting:
             # The queue is the core's own: it may be walked lazily, only as far as places and tokens reach.
-            return zip(self._queue(), repeat(WHOLE))
+            return None
         places = self._ledger.max_running - (0 if value.evict else self._ledger.running)
         most = max(0, places) + value.skip + len(self._step.preempted) + 1
         entries = [self._entry(entry) for entry in islice(value.entries, most)]
         if len({seq for seq, _ in entries}) != len(entries):
             raise Nonsense("duplicate", "an entry is there twice")
         return entries
-
-    def _queue(self) -> Iterator[SequenceState]:
-        """The queue as it is when it is walked, not as it is now: refusals and a new order come between."""
-        yield from self._ledger.queue
 
     def _entry(self, entry: Any) -> tuple[SequenceState, int]:  # noqa: ANN401 - whatever a policy returned
         if type(entry) is not tuple:
@@ -264,7 +261,7 @@ def plain_decision(value: object) -> Any:  # noqa: ANN401 - plain JSON values
         return {"groups": [[phase.value for phase in group] for group in value.groups], "prompts": value.prompts}
     if isinstance(value, PlainAdmission):
         told = {name: getattr(value, name) for name in ("keep", "hold", "skip", "evict", "reason", "wake")}
-        entries = value.entries if isinstance(value.entries, list) else None
+        entries = value.entries
         named = "the queue" if entries is None else [[seq.id, need] for seq, need in entries[:TOLD_ENTRIES]]
         return {**told, "entries": named, "refuse": [seq.id for seq, _ in value.refuse[:TOLD_ENTRIES]]}
     if isinstance(value, PlainVictims):

@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from kvyard.core.loops import compact
 from kvyard.core.plan import BoolArray, IntArray, Limits, TokenArray
-from kvyard.core.sequence import NO_ROW, SequenceState
+from kvyard.core.sequence import IN_ROW, NO_ROW, SequenceState
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -105,8 +105,10 @@ class RowColumns:
         if isinstance(tokens, bytes):
             begin = row * self._row_bytes
             self._raw[begin : begin + len(tokens)] = tokens
+            seq.tokens = IN_ROW
         elif tokens is not None:
             self.tokens[row, : seq.total] = tokens
+            seq.tokens = IN_ROW
         return row
 
     def append(self, rows: list[int]) -> None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvyard.core.advice import Advice
 from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
+from kvyard.core.lifecycle import QUEUED
 from kvyard.core.remains import is_foreign
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.step import StepState
@@ -126,7 +127,8 @@ class Conduct:
         """After a step that was not paused; the guard is armed."""
         if self._advice.policies is not self._watched:
             self._reset()
-        if (passed := self._passed_over) is not None and self._step.admitted:
+        # Whom a fair order passes over is itself let in soon, and then nobody overtakes it.
+        if (passed := self._passed_over) is not None and passed.state in QUEUED and self._step.admitted:
             self._overtaken += sum(
                 seq.priority >= passed.priority and seq.lined_up > passed.lined_up for seq in self._step.admitted
             )

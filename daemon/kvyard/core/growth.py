@@ -101,7 +101,7 @@ class Growth:
         if not len(rows):
             return []
         owner = self._ledger.cols.owner_of
-        views = [owner(row).view for row in rows.tolist()]
+        views = [self._ledger.view(owner(row)) for row in rows.tolist()]
         return self._advice.divide(views, min(self._step.left, self._step.left_prompts))
 
     def force(self, rows: IntArray) -> None:

@@ -7,6 +7,7 @@ unless the policy allows some to be passed over.
 
 from __future__ import annotations
 
+from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
@@ -103,7 +104,8 @@ class Intake:
         step, cols, evict = self._step, self._ledger.cols, decision.evict
         came_in: list[SequenceState] = []
         skipped = 0
-        for seq, need in decision.entries:
+        entries = decision.entries
+        for seq, need in zip(self._ledger.queue, repeat(WHOLE)) if entries is None else entries:
             if step.left <= 0 or step.left_prompts <= 0:
                 step.queue_reason = step.queue_reason or "budget"
                 break
@@ -162,7 +164,8 @@ class Intake:
         tokens = 0
         if self._grant:
             most = min(wanted, step.left, step.left_prompts)
-            tokens = min(most, self._advice.divide([seq.view], most)[0]) if self._advice.traits.divides else most
+            divides = self._advice.traits.divides
+            tokens = min(most, self._advice.divide([ledger.view(seq)], most)[0]) if divides else most
         idle = ledger.pool.idle(hits) if held else 0
         promised = ledger.blocks_for(seq.total if need == WHOLE else need) - held
         first = ledger.blocks_for(start + tokens) - held
@@ -210,7 +213,7 @@ class Intake:
         if offer.fork is not None:
             self._copy_partial(seq, offer.fork)
         cached = 0 if offer.fork is not None else min(len(offer.hits) * ledger.block_size, seq.prompt_len)
-        step.admitted[seq] = Admitted(seq.id, row, cached, resumed, offer.start)
+        step.admitted[seq] = Admitted(seq.id, row, cached, resumed, offer.start, seq.prompt_len, seq.attached)
         ledger.count.admitted += 1
         if decision.evict:  # the preemption policy must see it
             ledger.append([row])

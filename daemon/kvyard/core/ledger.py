@@ -80,7 +80,6 @@ class Ledger:
             raise ValueError(f"sequence {spec.id} is already there")
         self._check_fits(spec)
         seq = SequenceState(spec, _contents(spec))
-        seq.view = View(self, seq)
         self.contents = self.contents or seq.tokens is not None
         if self.index is not None:
             seq.root = self._chain.root(spec.tenant if self.limits.isolate_tenants else "", spec.cache_salt)
@@ -126,7 +125,7 @@ class Ledger:
             seq.published = 0
             seq.move(Event.FINISH)
             seq.tokens = None
-            del seq.view  # the two hold each other, and the collector is off while anything runs
+            seq.view = None  # the two hold each other, and the collector is off while anything runs
             if seq.family is not None:
                 self.families.vacate(seq)
                 self.families.end(seq)
@@ -138,8 +137,7 @@ class Ledger:
 
     def _end(self, seq: SequenceState) -> None:
         seq.move(Event.FINISH)
-        seq.tokens = None
-        del seq.view
+        seq.tokens = seq.view = None
         self.families.end(seq)
         del self.sequences[seq.id]
         self.count.finished += 1
@@ -219,9 +217,16 @@ class Ledger:
     def views(self) -> tuple[View, ...]:
         """Views of the running sequences in order of admission."""
         if self._views is None:
-            owner = self.cols.owner_of
-            self._views = tuple([owner(row).view for row in self.cols.order.tolist()])
+            owner, view = self.cols.owner_of, self.view
+            self._views = tuple([view(owner(row)) for row in self.cols.order.tolist()])
         return self._views
+
+    def view(self, seq: SequenceState) -> View:
+        """What policies see of `seq`: always the same object until it ends."""
+        view = seq.view
+        if view is None:  # most wait and run without a look at them
+            view = seq.view = View(self, seq)
+        return view
 
     # ---- blocks ---------------------------------------------------------------------------------------------
 

@@ -63,6 +63,8 @@ class SequenceSpec:
     """Others of its request have the same prompt and come too (n > 1)."""
     scored: bool = False
     """Every position of its prompt is wanted, so until its first output token none may come from the prefix cache."""
+    attached: bytes = b""
+    """Whatever it needs in a row beside its tokens: handed back each time it comes in, and not looked at."""
 
 
 class Admitted(NamedTuple):
@@ -76,6 +78,9 @@ class Admitted(NamedTuple):
     """It ran before and was preempted; its sampler state goes on."""
     start: int = 0
     """Tokens whose KV is there: cached, taken over from a sequence of its request, or copied back."""
+    prompt_len: int = 0
+    attached: bytes = b""
+    """As in its specification."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -397,7 +397,7 @@ class Scheduler:
         return [self._request_state(seq) for seq in islice(seqs, limit)]
 
     def _request_state(self, seq: SequenceState) -> RequestState:
-        view = seq.view
+        view = self.ledger.view(seq)
         return RequestState(
             id=seq.id,
             request=seq.request,

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from kvyard.core.snapshot import View
 
 NO_ROW = -1
+IN_ROW = b""
+"""In the place of tokens that are known: they are in its row, and so only once in memory."""
 
 
 class SequenceState:
@@ -24,6 +26,7 @@ class SequenceState:
         "admitted_step",
         "arrival",
         "arrived",
+        "attached",
         "computed",
         "deadline",
         "digests",
@@ -53,8 +56,6 @@ class SequenceState:
         "view",
     )
 
-    view: View
-
     def __init__(self, spec: SequenceSpec, tokens: Tokens | None) -> None:
         self.number = 0
         """Its place at its arrival: they count upwards."""
@@ -72,10 +73,11 @@ class SequenceState:
         self.prompt_len = spec.prompt_len
         self.max_new = spec.max_new
         self.scored = spec.scored
+        self.attached = spec.attached
         self.state = State.WAITING
         self.row = NO_ROW
         self.tokens = tokens
-        """Prompt and output so far while it has no row; None where only lengths count."""
+        """Prompt and output so far while it has no row, `IN_ROW` while it has; None where only lengths count."""
         self.total = spec.prompt_len if spec.emitted is None else spec.prompt_len + len(spec.emitted)
         """Prompt and output tokens, valid while it has no row."""
         self.computed = 0
@@ -101,6 +103,8 @@ class SequenceState:
         """Why it waits, when that is its own reason and not the whole queue's."""
         self.short = 0
         """Blocks that were missing when it was last refused."""
+        self.view: View | None = None
+        """What policies see of it; made by the ledger when first asked for."""
 
     def own_digests(self) -> bytearray:
         """Its digests, to be added to."""

@@ -7,7 +7,6 @@ does not while a policy runs. There is no way to write through one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, NoReturn, TypeVar, overload
 
 import numpy as np
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from kvyard.policy.snapshot import Counts, Ended, FloatColumn, IntColumn, Kept, StepTime
 
 N = TypeVar("N", np.int64, np.float64)
-_VIEW = attrgetter("view")
 
 
 class ReadOnly:
@@ -145,7 +143,7 @@ class WaitingView(ReadOnly):
         return len(self._ledger.queue)
 
     def __iter__(self) -> Iterator[View]:
-        return map(_VIEW, self._ledger.queue)
+        return map(self._ledger.view, self._ledger.queue)
 
 
 class RunningViews(Sequence["View"]):

@@ -192,7 +192,7 @@ class Swapper:
         live = self._ledger.sequences
         while self._seen < len(self._todo):
             part = self._todo[self._seen : self._seen + CHUNK]
-            views = [seq.view for seq in part if seq.id in live]
+            views = [self._ledger.view(seq) for seq in part if seq.id in live]
             for kind, policy in self._adopt:
                 self._advice.guard.call(kind, policy, "adopt", lambda value: None, views)
             self._seen += len(part)

@@ -6,7 +6,7 @@ import select
 import socket
 
 from kvyard.link.codec import ToEngine, ToFront, decode_to_engine, encode
-from kvyard.link.frames import Inbox, Lane, Outbox
+from kvyard.link.frames import Body, Inbox, Lane, Outbox
 from kvyard.link.messages import Start
 
 READ = 256 << 10
@@ -38,7 +38,7 @@ class Channel:
     def receive_start(self) -> tuple[Start, list[int]]:
         """The first message and the descriptors that came with it. Blocks. Raises FrontGone."""
         descriptors: list[int] = []
-        messages: list[bytes] = []
+        messages: list[Body] = []
         while not messages:
             data, more, _, _ = socket.recv_fds(self._sock, READ, 4)
             descriptors += more

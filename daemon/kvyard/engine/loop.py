@@ -24,6 +24,7 @@ from kvyard.engine.faults import Faults, Point, SequenceFault
 from kvyard.engine.prompt_scores import PromptScores
 from kvyard.engine.recorder import Recorder
 from kvyard.engine.sampler import Sampled, Sampler
+from kvyard.link.codec import decode_sampling
 from kvyard.link.messages import Cancel, Control, Failed, FinishReason, Outputs, Sequence, Start, Stop, Submit
 from kvyard.link.progress import EnginePhase, ProgressPage
 
@@ -61,7 +62,6 @@ class EngineLoop:
         self._clock = clock
         self._ns = clock_ns
         self._faults = faults
-        self._sequences: dict[int, Sequence] = {}
         self._admitted_once: set[int] = set()
         self._scores = PromptScores()
         self._stopping = False
@@ -87,7 +87,7 @@ class EngineLoop:
 
     def tables(self) -> dict[str, int]:
         """Entries of each table of unfinished sequences; all 0 when nothing runs or waits."""
-        return {"sequences": len(self._sequences), "admitted_once": len(self._admitted_once)}
+        return {"admitted_once": len(self._admitted_once), **self._scores.tables()}
 
     # ---- between steps
 
@@ -151,10 +151,12 @@ class EngineLoop:
         self._retry_s = min(self._retry_s * 2, IDLE_RETRY_S[1])
 
     def _take(self, sequence: Sequence) -> None:
+        # One number for all three: of a hundred thousand that wait, each object counts in the processor's caches.
+        number = sequence.id
         spec = SequenceSpec(
-            id=sequence.id,
-            request=sequence.request,
-            arrival=sequence.arrival,
+            id=number,
+            request=number if sequence.request == number else sequence.request,
+            arrival=number,
             arrived=sequence.arrived,
             prompt_len=len(sequence.prompt) // 4,
             max_new=sequence.max_new,
@@ -166,6 +168,7 @@ class EngineLoop:
             cache_salt=sequence.cache_salt,
             siblings=sequence.n > 1,
             scored=PromptScores.asked(sequence),
+            attached=sequence.sampling,
         )
         try:
             self._p.scheduler.add(spec)
@@ -174,7 +177,6 @@ class EngineLoop:
         except ValueError as error:
             self._p.channel.send(Failed(sequence.id, "bad_sequence", str(error)))
         else:
-            self._sequences[sequence.id] = sequence
             if spec.scored:
                 self._scores.take(sequence)
 
@@ -184,10 +186,8 @@ class EngineLoop:
             self._untold = True
 
     def _forget(self, sequence_id: int) -> None:
-        sequence = self._sequences.pop(sequence_id, None)
         self._admitted_once.discard(sequence_id)
-        if sequence is not None and sequence.sampling.prompt_logprobs >= 0:
-            self._scores.forget(sequence)
+        self._scores.forget(sequence_id)
 
     # ---- a step
 
@@ -226,7 +226,7 @@ class EngineLoop:
         page, recorder = self._p.page, self._p.recorder
         self._hit("schedule", plan)
         for admitted in plan.admitted:
-            self._bind(plan, admitted.id, admitted.slot)
+            self._bind(plan, admitted)
         page.phase(EnginePhase.MODEL, self._ns())
         self._hit("model", plan)
         if plan.copies:
@@ -248,11 +248,11 @@ class EngineLoop:
         recorder.sampled()
         return sampled
 
-    def _bind(self, plan: Plan, sequence_id: int, slot: int) -> None:
-        sequence = self._sequences[sequence_id]
-        prompt = np.frombuffer(sequence.prompt, np.int32)
-        total = len(prompt) + int(self._p.scheduler.generated(np.array([slot]))[0])
-        self._p.sampler.bind(slot, sequence.sampling, sequence.index, prompt, plan.tokens[slot, len(prompt) : total])
+    def _bind(self, plan: Plan, admitted: Admitted) -> None:
+        slot, length = admitted.slot, admitted.prompt_len
+        total = length + int(self._p.scheduler.generated(np.array([slot]))[0])
+        tokens, sampling = plan.tokens[slot], decode_sampling(admitted.attached)
+        self._p.sampler.bind(slot, sampling, sampling.index, tokens[:length], tokens[length:total])
 
     def _finish_step(self, plan: Plan, sampled: Sampled | None, now: float) -> None:
         page = self._p.page

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from kvyard.core.plan import Plan
 from kvyard.engine.logprobs import token_logprobs
+from kvyard.link.codec import decode_sampling
 from kvyard.link.messages import Sequence, TokenLogprobs
 
 
@@ -45,39 +46,46 @@ class PromptScores:
     def __init__(self) -> None:
         self._prompts: dict[int, _Prompt] = {}
         self._request: dict[int, int] = {}
-        """Of each sequence that has yet to tell them."""
+        """Of each sequence that asked and has not ended."""
+        self._untold: set[int] = set()
+        """Those of them that have yet to tell their entries."""
 
     def __bool__(self) -> bool:
-        return bool(self._request)
+        return bool(self._untold)
 
     @staticmethod
     def asked(sequence: Sequence) -> bool:
         """They go out with the first output token: who has sent one has sent them."""
-        return sequence.sampling.prompt_logprobs >= 0 and not sequence.emitted
+        return sequence.scored and not sequence.emitted
 
     def take(self, sequence: Sequence) -> None:
         """A sequence that asks for them."""
-        prompt = _Prompt(len(sequence.prompt) // 4, sequence.sampling.prompt_logprobs)
+        prompt = _Prompt(len(sequence.prompt) // 4, decode_sampling(sequence.sampling).prompt_logprobs)
         self._prompts.setdefault(sequence.request, prompt).sequences.add(sequence.id)
         self._request[sequence.id] = sequence.request
+        self._untold.add(sequence.id)
 
-    def forget(self, sequence: Sequence) -> None:
+    def forget(self, sequence_id: int) -> None:
         """A sequence ended; unknown ones are ignored."""
-        self._request.pop(sequence.id, None)
-        prompt = self._prompts.get(sequence.request)
-        if prompt is not None:
-            prompt.sequences.discard(sequence.id)
+        self._untold.discard(sequence_id)
+        request = self._request.pop(sequence_id, None)
+        if request is not None:
+            prompt = self._prompts[request]
+            prompt.sequences.discard(sequence_id)
             if not prompt.sequences:
-                del self._prompts[sequence.request]
+                del self._prompts[request]
+
+    def tables(self) -> dict[str, int]:
+        """Entries of each table; all 0 when no sequence that asked is left."""
+        return {"scored": len(self._request), "scored_prompts": len(self._prompts)}
 
     def stretches(self, plan: Plan) -> list[Stretch]:
         """What the plan's chunks can add."""
         found: list[Stretch] = []
         for row, sequence_id in enumerate(plan.ids.tolist()):
-            request = self._request.get(sequence_id)
-            if request is None:
+            if sequence_id not in self._untold:
                 continue
-            prompt = self._prompts[request]
+            prompt = self._prompts[self._request[sequence_id]]
             begin, upto = int(plan.computed[row]), int(plan.computed[row] + plan.granted[row])
             begin, end = max(begin, len(prompt.entries) - 1), min(upto, prompt.length - 1)
             if begin < end:
@@ -92,9 +100,9 @@ class PromptScores:
         """Whole lists of those among `ids`, which have just made their first output token; each is told once."""
         lists: dict[int, list[TokenLogprobs | None]] = {}
         for sequence_id in ids:
-            request = self._request.pop(sequence_id, None)
-            if request is not None:
-                prompt = self._prompts[request]
+            if sequence_id in self._untold:
+                self._untold.remove(sequence_id)
+                prompt = self._prompts[self._request[sequence_id]]
                 assert len(prompt.entries) == prompt.length, "a position of the prompt was not computed"
                 lists[sequence_id] = prompt.entries
         return lists

@@ -34,7 +34,9 @@ def engine_environment(environ: dict[str, str]) -> dict[str, str]:
     # All of the core's objects in huge pages: with ten thousand waiting, sequences are cold when they are admitted,
     # and a step costs 8 to 14 % less (medians of three, in turns). It needs the C library's allocator for all.
     kept.setdefault("PYTHONMALLOC", "malloc")
-    kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1")
+    # By itself it keeps 7 freed pieces of a size at hand, so most of a step's go back to the heap, where it looks at
+    # their neighbours; with a hundred thousand waiting those are cold, and a step costs 5 % less if it keeps 127.
+    kept.setdefault("GLIBC_TUNABLES", "glibc.malloc.hugetlb=1:glibc.malloc.tcache_count=127")
     # oneDNN and torch's layer over it keep a compiled product (0.5 to 0.8 MB) per matrix shape and row count, 1024
     # by default. With 128 decoding and prompts are as fast; a sweep over 44 row counts costs at most 3 % more.
     kept.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "128")

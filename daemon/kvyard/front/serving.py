@@ -19,8 +19,8 @@ from kvyard.front.generation import LiveGeneration
 from kvyard.front.isolation import Isolation
 from kvyard.front.journal import Entry, Journal, tokens_of
 from kvyard.front.service import FinishReason, Job, Refusal
-from kvyard.link.codec import ToEngine
-from kvyard.link.messages import Cancel, Control, EngineInfo, Failed, Outputs, Reply, Sequence, Submit
+from kvyard.link.codec import ToEngine, encode_sampling
+from kvyard.link.messages import Cancel, Control, EngineInfo, Failed, Outputs, Reply, Sampling, Sequence, Submit
 from kvyard.link.record import StepRecord
 
 log = structlog.get_logger(__name__)
@@ -119,6 +119,11 @@ def _lost(call: _Call, death: EngineDeath, candidate: str | None) -> Reply:
     )
 
 
+def _of_one(sampling: Sampling, index: int) -> Sampling:
+    """Of one sequence of the request. All have one prompt: the first tells what is to be said of it."""
+    return msgspec.structs.replace(sampling, index=index, prompt_logprobs=-1) if index else sampling
+
+
 class Serving:
     """Implements `Service` for the APIs; told of the engine by the daemon."""
 
@@ -150,7 +155,6 @@ class Serving:
         self._clock = clock
         self._engine_up = False
         self._next_id = 1
-        self._next_request = 1
         self._calls: dict[int, _Call] = {}
         """What the engine was asked and has not answered, by ticket."""
         self._next_ticket = 1
@@ -228,27 +232,23 @@ class Serving:
         now = self._clock()
         ids = list(range(self._next_id, self._next_id + job.n))
         self._next_id += job.n
-        request = self._next_request
-        self._next_request += 1
         generation = LiveGeneration(self, ids)
         prompt = np.asarray(job.prompt, np.int32).tobytes()
-        # All have one prompt: the first tells what is to be said of it.
-        unscored = msgspec.structs.replace(job.sampling, prompt_logprobs=-1) if job.n > 1 else job.sampling
         for index, sequence_id in enumerate(ids):
             sequence = Sequence(
                 id=sequence_id,
-                request=request,
+                request=ids[0],
                 index=index,
-                arrival=sequence_id,
                 arrived=now,
                 prompt=prompt,
                 max_new=job.max_new,
-                sampling=unscored if index else job.sampling,
+                sampling=encode_sampling(_of_one(job.sampling, index)),
                 priority=job.priority,
                 tenant=job.tenant,
                 deadline=job.deadline,
                 cache_salt=job.cache_salt,
                 n=job.n,
+                scored=index == 0 and job.sampling.prompt_logprobs >= 0,
             )
             queue_until = now + job.queue_timeout if job.queue_timeout is not None else None
             entry = Entry(sequence, job.request_id, generation, queue_until)

@@ -142,7 +142,7 @@ def request_page(s: Sources, limit: int) -> RequestPage:
 
 def _order(entry: Entry) -> tuple[int, float, int]:
     running = entry.state == "running"
-    return (0 if running else 1, entry.admitted_at or 0.0 if running else 0.0, entry.sequence.arrival)
+    return (0 if running else 1, entry.admitted_at or 0.0 if running else 0.0, entry.id)
 
 
 def _row(s: Sources, entry: Entry, now: float, block_size: int) -> RequestRow:

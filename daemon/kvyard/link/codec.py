@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from kvyard.link.frames import Body
 from kvyard.link.messages import (
     Cancel,
     Control,
@@ -16,6 +17,7 @@ from kvyard.link.messages import (
     PolicyState,
     Refused,
     Reply,
+    Sampling,
     Start,
     Stop,
     Submit,
@@ -28,6 +30,7 @@ ToFront = Loading | EngineInfo | Refused | Outputs | Failed | Ejected | PolicySt
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)
+_to_sampling = msgspec.msgpack.Decoder(Sampling)
 
 
 class LinkError(Exception):
@@ -39,7 +42,7 @@ def encode(message: ToEngine | ToFront) -> bytes:
     return _encoder.encode(message)
 
 
-def decode_to_engine(data: bytes | memoryview) -> ToEngine:
+def decode_to_engine(data: Body) -> ToEngine:
     """A message for the engine. Raises LinkError."""
     try:
         return _to_engine.decode(data)
@@ -47,9 +50,22 @@ def decode_to_engine(data: bytes | memoryview) -> ToEngine:
         raise LinkError(f"front sent no message that this engine knows: {error}") from error
 
 
-def decode_to_front(data: bytes | memoryview) -> ToFront:
+def decode_to_front(data: Body) -> ToFront:
     """A message for the front. Raises LinkError."""
     try:
         return _to_front.decode(data)
     except msgspec.MsgspecError as error:
         raise LinkError(f"engine sent no message that this front knows: {error}") from error
+
+
+def encode_sampling(sampling: Sampling) -> bytes:
+    """How tokens are chosen, as a sequence carries it."""
+    return _encoder.encode(sampling)
+
+
+def decode_sampling(data: bytes) -> Sampling:
+    """What `encode_sampling` made. Raises LinkError."""
+    try:
+        return _to_sampling.decode(data)
+    except msgspec.MsgspecError as error:
+        raise LinkError(f"front sent no sampling parameters that this engine knows: {error}") from error

@@ -17,6 +17,9 @@ SLICE = 32 << 10
 MAX_MESSAGE = 256 << 20
 """Longest message that is believed; a longer length means that the stream is out of step."""
 
+Body = bytes | bytearray | memoryview
+"""A message as bytes. Cut from a memoryview it is a part of that, good until the memory is written to again."""
+
 _MORE = 1
 _BULK = 2
 
@@ -86,14 +89,14 @@ class Inbox:
         self._buffer = bytearray()
         self._slices = bytearray()
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[bytes]:
+    def feed(self, data: Body) -> list[Body]:
         """Messages that `data` completes. Raises FrameError."""
         # Mostly nothing is left over, and then the frames are cut from what came without a copy of the whole.
-        source: bytes | bytearray | memoryview = data
+        source = data
         if self._buffer:
             self._buffer += data
             source = self._buffer
-        messages: list[bytes] = []
+        messages: list[Body] = []
         at, size, header, unpack = 0, len(source), HEADER.size, HEADER.unpack_from
         while size - at >= header:
             length, flags = unpack(source, at)
@@ -102,7 +105,7 @@ class Inbox:
             end = at + header + length
             if end > size:
                 break
-            body = bytes(source[at + header : end])
+            body = source[at + header : end]
             message = self._accept(body, flags) if flags else body
             if message is not None:
                 messages.append(message)
@@ -113,7 +116,7 @@ class Inbox:
             self._buffer += memoryview(source)[at:]
         return messages
 
-    def _accept(self, body: bytes, flags: int) -> bytes | None:
+    def _accept(self, body: Body, flags: int) -> Body | None:
         if not flags & _BULK:
             return body
         self._slices += body

@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
-PROTOCOL = 1
+PROTOCOL = 2
 """Version of the link; front and engine come from one installation, so a mismatch is refused."""
 
 FinishReason = Literal["stop", "length", "cancelled", "error"]
@@ -42,26 +42,27 @@ class Sampling(Struct, omit_defaults=True, frozen=True, gc=False):
     """Alternatives per output token; 0 gives the chosen token's alone, -1 nothing."""
     prompt_logprobs: int = -1
     """The same for each prompt token but the first."""
+    index: int = 0
+    """0-based index of the sequence within its request: each draws numbers of its own."""
 
 
 class Sequence(Struct, array_like=True, gc=False):
     """One generated continuation, whole enough to be started by any engine at any point of its life."""
 
     id: int
-    """Unique over the life of the front."""
+    """Unique over the life of the front, ascending in the order of arrival, the tie-breaker of every order."""
     request: int
-    """The request it belongs to; `n` > 1 makes several sequences of one request."""
+    """The request it belongs to: the `id` of its first sequence; `n` > 1 makes several sequences of one request."""
     index: int
-    """0-based index within its request; the sampler's sequence index."""
-    arrival: int
-    """Arrival number: unique, ascending, the tie-breaker of every order."""
+    """0-based index within its request."""
     arrived: float
     """Time of arrival at the front."""
     prompt: bytes
     """Prompt token ids, int32."""
     max_new: int
     """Most output tokens, those in `emitted` included."""
-    sampling: Sampling
+    sampling: bytes
+    """A `Sampling` as `kvyard.link.codec` encodes it: what waits has no use for it, and long queues do wait."""
     emitted: bytes = b""
     """Output tokens already sent to the client, int32: a new engine goes on behind them."""
     priority: int = 0
@@ -70,6 +71,8 @@ class Sequence(Struct, array_like=True, gc=False):
     cache_salt: str = ""
     n: int = 1
     """Sequences of its request, which have the same prompt."""
+    scored: bool = False
+    """Log-probabilities of its prompt are asked for."""
 
 
 # ---- front to engine ---------------------------------------------------------------------------------------
