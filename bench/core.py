@@ -424,7 +424,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer steps, no 100,000 waiting")
     parser.add_argument(
-        "--rounds", type=int, help="runs of each case, of which the middle one counts: 3, or 1 if quick"
+        "--rounds", type=int, help="runs of each case, of which the middle one counts: 5, or 1 if quick"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
     parser.add_argument("--batch", action="store_true", help="build each step's batch, uncounted: colder caches")
@@ -441,7 +441,7 @@ def main() -> int:
     steps = (100, 200) if options.quick else (300, 1000)
     # Round by round, so that whatever else the machine did for a while touches no case in all of its runs.
     rounds = [
-        {case: run(case, *steps) for case in cases} for _ in range(options.rounds or (1 if options.quick else 3))
+        {case: run(case, *steps) for case in cases} for _ in range(options.rounds or (1 if options.quick else 5))
     ]
     if options.json:
         outcomes = middles(rounds)

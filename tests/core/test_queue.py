@@ -75,16 +75,20 @@ def test_sorted_entries_stay_sorted(seed: int, count: int) -> None:
     random = Random(seed)
     entries = SortedEntries()
     there: list[tuple[OrderKey, int, SequenceState]] = []
-    for id in range(count):
-        entry = ((float(random.randrange(5)),), id, sequence(id))
-        entries.add(entry)
-        there.append(entry)
+    ids = list(range(count))
+    if seed % 2:  # who was preempted comes back behind those that arrived later
+        random.shuffle(ids)
+    for id in ids:
+        rank: OrderKey = (float(random.randrange(5)),)
+        seq = sequence(id)
+        entries.add(rank, seq)
+        there.append((rank, id, seq))
         if random.random() < 0.4:
-            gone = there.pop(random.randrange(len(there)))
-            entries.remove(gone)
+            rank, _, seq = there.pop(random.randrange(len(there)))
+            entries.remove(rank, seq)
             with pytest.raises(KeyError):
-                entries.remove(gone)
-    assert list(entries) == [entry[2] for entry in sorted(there, key=lambda entry: entry[:2])]
+                entries.remove(rank, seq)
+    assert list(entries) == [seq for _, _, seq in sorted(there, key=lambda entry: entry[:2])]
     assert len(entries) == len(there)
 
 
@@ -256,8 +260,22 @@ def test_joining_and_leaving_cost_the_same_in_a_long_queue() -> None:
     for seq in seqs:
         queue.arrive(seq)
     queue.settle()
-    assert max(len(bucket) for bucket in queue._entries._buckets) <= BUCKET
+    assert max(len(bucket) for bucket in queue._entries._seqs) <= BUCKET
     for seq in seqs[::2]:
         queue.remove(seq)
     assert len(queue) == 10_000
-    assert all(queue._entries._buckets), "empty buckets go"
+    assert all(queue._entries._seqs), "empty buckets go"
+    assert [*map(len, queue._entries._ranks)] == [*map(len, queue._entries._seqs)]
+
+
+def test_places_count_upwards_whatever_the_arrival_numbers_are() -> None:
+    queue = WaitingQueue()
+    seqs = [sequence(id) for id in (7, 8, 3, 9, 9_000, 4)]
+    for seq in seqs[:2]:
+        queue.arrive(seq)
+    queue.remove(seqs[0])
+    queue.requeue(seqs[0], front=False)
+    for seq in seqs[2:]:
+        queue.arrive(seq)
+    assert [seq.place for seq in seqs] == [9, 8, 10, 11, 9_000, 9_001]
+    assert ids(queue) == [8, 7, 3, 9, 9_000, 4]

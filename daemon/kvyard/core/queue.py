@@ -7,10 +7,11 @@ is built beside the old one in slices (`Reorder`) and put in its place when it i
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, islice
 from operator import attrgetter, itemgetter
+from typing import Any
 
 from kvyard.core.guard import Fault
 from kvyard.core.sequence import SequenceState
@@ -20,68 +21,96 @@ Key = OrderKey | float
 """What the policy's method returned, or the sum that it declares; never both in one queue."""
 KeysOf = Callable[[Sequence[SequenceState]], Sequence[Key]]
 """Asks for many at once: a call through the guard costs more than a key."""
-Entry = tuple[Key, int, SequenceState]
-"""Key and number of arrival; without a key its place."""
+Rank = Key
+"""What orders the queue: the key, or without one the place."""
 AT_ONCE = 64
 """Keys asked for in one call, so that no call takes long."""
 BUCKET = 512
-"""Entries of a bucket before it is split: small enough to shift, large enough to have few buckets."""
+"""Sequences of a bucket before it is split: small enough to shift, large enough to have few buckets."""
 
 
 _LAST = itemgetter(-1)
 _PLACE = attrgetter("place")
-_SEQUENCE: Callable[[Entry], SequenceState] = itemgetter(2)
+_ARRIVAL = attrgetter("arrival")
+
+
+def _last_arrival(bucket: list[SequenceState]) -> int:
+    return bucket[-1].arrival
 
 
 class SortedEntries:
-    """Sorted entries in buckets, so that joining and leaving cost the same at any length."""
+    """Sequences by rank, those of one rank by arrival, in buckets: joining and leaving cost the same at any length.
+
+    Ranks and sequences stand in lists of their own: a pair for each would be one more object to wait, and cold
+    when its turn comes.
+    """
 
     def __init__(self) -> None:
-        self._buckets: list[list[Entry]] = []
+        self._ranks: list[list[Any]] = []  # of one type in one queue, which the type of a list cannot say
+        self._seqs: list[list[SequenceState]] = []
         self._size = 0
 
     def __len__(self) -> int:
         return self._size
 
     def __iter__(self) -> Iterator[SequenceState]:
-        return map(_SEQUENCE, chain.from_iterable(self._buckets))
+        return chain.from_iterable(self._seqs)
 
-    def _place(self, entry: Entry) -> int:
-        """Index of the bucket for `entry`."""
-        return bisect_left(self._buckets, entry, hi=len(self._buckets) - 1, key=_LAST)
+    def _bucket(self, rank: Any, arrival: int) -> int:  # noqa: ANN401 - see `_ranks`
+        """Index of the first bucket that ends with this entry or a later one; the last one if none does."""
+        ranks, last = self._ranks, len(self._ranks) - 1
+        at = bisect_left(ranks, rank, hi=last, key=_LAST)
+        if at < last and ranks[at][-1] == rank:
+            equal = bisect_right(ranks, rank, lo=at, hi=last, key=_LAST)
+            at = bisect_left(self._seqs, arrival, lo=at, hi=equal, key=_last_arrival)
+        return at
 
-    def add(self, entry: Entry) -> None:
-        """Insert in order; keys and arrival numbers together are unique."""
+    def _index(self, at: int, rank: Any, arrival: int) -> int:  # noqa: ANN401 - see `_ranks`
+        """Where in that bucket the entry stands or would stand."""
+        ranks = self._ranks[at]
+        index = bisect_left(ranks, rank)
+        if index < len(ranks) and ranks[index] == rank:
+            index = bisect_left(self._seqs[at], arrival, lo=index, hi=bisect_right(ranks, rank), key=_ARRIVAL)
+        return index
+
+    def add(self, rank: Rank, seq: SequenceState) -> None:
+        """Insert in order; rank and arrival number together are unique."""
         self._size += 1
-        buckets = self._buckets
-        if not buckets:
-            buckets.append([entry])
+        if not self._ranks:
+            self._ranks.append([rank])
+            self._seqs.append([seq])
             return
-        bucket, at = buckets[-1], len(buckets) - 1
-        if entry > bucket[-1]:  # who comes last mostly stands last
-            bucket.append(entry)
+        at, arrival = len(self._ranks) - 1, seq.arrival
+        ranks, seqs = self._ranks[at], self._seqs[at]
+        last = ranks[-1]
+        if rank > last or (rank == last and arrival > seqs[-1].arrival):  # who comes last mostly stands last
+            ranks.append(rank)
+            seqs.append(seq)
         else:
-            at = self._place(entry)
-            bucket = buckets[at]
-            insort(bucket, entry)
-        if len(bucket) > BUCKET:
-            self._buckets[at : at + 1] = [bucket[: BUCKET // 2], bucket[BUCKET // 2 :]]
+            at = self._bucket(rank, arrival)
+            ranks, seqs = self._ranks[at], self._seqs[at]
+            index = self._index(at, rank, arrival)
+            ranks.insert(index, rank)
+            seqs.insert(index, seq)
+        if len(ranks) > BUCKET:
+            half = BUCKET // 2
+            self._ranks[at : at + 1] = [ranks[:half], ranks[half:]]
+            self._seqs[at : at + 1] = [seqs[:half], seqs[half:]]
 
-    def remove(self, entry: Entry) -> None:
+    def remove(self, rank: Rank, seq: SequenceState) -> None:
         """Raises KeyError when it is not there."""
-        if not self._buckets:
-            raise KeyError(entry[2].id)
-        bucket, at, index = self._buckets[0], 0, 0
-        if bucket[0][2] is not entry[2]:  # who leaves mostly stood first
-            at = self._place(entry)
-            bucket = self._buckets[at]
-            index = bisect_left(bucket, entry)
-            if index == len(bucket) or bucket[index][2] is not entry[2]:
-                raise KeyError(entry[2].id)
-        del bucket[index]
+        if not self._seqs:
+            raise KeyError(seq.id)
+        at = index = 0
+        if self._seqs[0][0] is not seq:  # who leaves mostly stood first
+            at = self._bucket(rank, seq.arrival)
+            index = self._index(at, rank, seq.arrival)
+            if index == len(self._seqs[at]) or self._seqs[at][index] is not seq:
+                raise KeyError(seq.id)
+        del self._ranks[at][index], self._seqs[at][index]
         self._size -= 1
-        if not bucket:
-            del self._buckets[at]
+        if not self._seqs[at]:
+            del self._ranks[at], self._seqs[at]
 
 
 class WaitingQueue:
@@ -110,10 +139,11 @@ class WaitingQueue:
 
     def arrive(self, seq: SequenceState) -> None:
         """A new sequence; its key is asked for at the next `settle`, where policy code may run."""
-        # One object for all three: of a hundred thousand that wait, each object counts in the processor's caches.
-        place = seq.number = seq.lined_up = seq.place = self._last = self._last + 1
+        # One object for all three, and the arrival's own while nobody was put at the end again: of a hundred thousand
+        # that wait, each object counts in the processor's caches.
+        place = seq.number = seq.lined_up = seq.place = self._last = max(seq.arrival, self._last + 1)
         if self._keys_of is None and self._reorder is None:
-            self._entries.add(((), place, seq))
+            self._entries.add(place, seq)
         else:
             self._fresh[seq] = None
 
@@ -146,11 +176,11 @@ class WaitingQueue:
         add = self._entries.add
         if self._keys_of is None:
             for seq in seqs:
-                add(((), seq.place, seq))
+                add(seq.place, seq)
         else:
             for seq, key in zip(seqs, self._keys_of(seqs), strict=True):
                 seq.key = key
-                add((key, seq.arrival, seq))
+                add(key, seq)
         if self._reorder is not None:
             self._reorder.add(seqs)
 
@@ -160,7 +190,8 @@ class WaitingQueue:
         if fresh and seq in fresh:
             del fresh[seq]
             return
-        self._entries.remove(((), seq.place, seq) if self._keys_of is None else (seq.key, seq.arrival, seq))
+        self._entries.remove(seq.place if self._keys_of is None else seq.key, seq)
+        seq.key = ()  # now, while it is at hand
         if self._reorder is not None:
             self._reorder.discard(seq)
 
@@ -189,8 +220,8 @@ class WaitingQueue:
         self._reorder = None
         self._keys_of = built.keys_of
         self._entries = built.entries
-        for seq, (key, _, _) in built.placed.items():
-            seq.key = key
+        for seq, rank in built.placed.items():
+            seq.key = () if built.keys_of is None else rank
 
 
 class Reorder:
@@ -201,7 +232,7 @@ class Reorder:
         self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""
-        self.placed: dict[SequenceState, Entry] = {}
+        self.placed: dict[SequenceState, Rank] = {}
         self.entries = SortedEntries()
         self._waiting = waiting
         self._seen = 0
@@ -227,21 +258,20 @@ class Reorder:
         if self.fault is not None:
             return
         if self.keys_of is None:
-            entries: list[Entry] = [((), seq.place, seq) for seq in seqs]
+            ranks: Sequence[Rank] = [seq.place for seq in seqs]
         else:
             try:
-                keys = self.keys_of(seqs)
+                ranks = self.keys_of(seqs)
             except Fault as fault:
                 self.fault = fault
                 return
-            entries = [(key, seq.arrival, seq) for seq, key in zip(seqs, keys, strict=True)]
-        for entry in entries:
-            self.placed[entry[2]] = entry
-            self.entries.add(entry)
+        for seq, rank in zip(seqs, ranks, strict=True):
+            self.placed[seq] = rank
+            self.entries.add(rank, seq)
 
     def discard(self, seq: SequenceState) -> None:
         """A sequence left the queue in the meantime."""
         self._left.add(seq)
-        entry = self.placed.pop(seq, None)
-        if entry is not None:
-            self.entries.remove(entry)
+        rank = self.placed.pop(seq, None)
+        if rank is not None:
+            self.entries.remove(rank, seq)
