@@ -309,7 +309,7 @@ with guard.armed():
         print(fault.code, fault.message)
     print(len(bytearray(HEADROOM // 2)) == HEADROOM // 2)
 """
-    told = "memory the policy took more memory than the 1024 MiB that policies may take in a step in admit()"
+    told = "memory the policy took more memory than the 1024 MiB that a policy may take in admit()"
     assert run(code).splitlines() == [told, "True"]
 
 

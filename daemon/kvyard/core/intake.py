@@ -83,7 +83,7 @@ class Intake:
         # The key may put its policy out while it is asked; then the built-in's order is built instead.
         for _ in range(2):
             advice.order_changed = False
-            built = queue.reorder(advice.order(advice.traits))
+            built = queue.reorder(advice.order(advice.traits), asks=advice.traits.asks_keys)
             built.advance(len(queue))
             if not advice.order_changed:
                 queue.adopt(built)

@@ -195,11 +195,13 @@ class WaitingQueue:
         if self._reorder is not None:
             self._reorder.discard(seq)
 
-    def reorder(self, keys_of: KeysOf | None) -> Reorder:
-        """Begin a new order beside the present one; `adopt` puts it in place."""
+    def reorder(self, keys_of: KeysOf | None, *, asks: bool = True) -> Reorder:
+        """Begin a new order beside the present one; `adopt` puts it in place.
+
+        `asks`: its keys are a policy's answers, which may depend on who was asked before: in the order of arrival.
+        """
         waiting = list(self._entries)
-        if self._keys_of is not None:
-            # Keys are asked for in the order of arrival: those of a policy with state depend on who was asked before.
+        if asks and self._keys_of is not None:
             waiting.sort(key=_PLACE)
         self._reorder = Reorder(keys_of, waiting)
         return self._reorder
@@ -228,7 +230,7 @@ class Reorder:
     """A new order of the queue in the making."""
 
     def __init__(self, keys_of: KeysOf | None, waiting: list[SequenceState]) -> None:
-        """`waiting` are those that are in the queue now, in the order of arrival."""
+        """`waiting` are those that are in the queue now, in the order in which they are to be asked."""
         self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""

@@ -216,7 +216,9 @@ class Swapper:
             self._ledger.queue.settle()
             assert self._traits is not None
             policy = ticket.wanted.admission
-            self._order = self._ledger.queue.reorder(self._advice.order_of(policy, self._traits))
+            self._order = self._ledger.queue.reorder(
+                self._advice.order_of(policy, self._traits), asks=self._traits.asks_keys
+            )
 
     def _ordered(self, ticket: SwapTicket, deadline: int) -> bool:
         order = self._order

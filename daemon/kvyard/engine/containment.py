@@ -152,7 +152,7 @@ class ProcessContainment:
             self._limit()
         if had < HEADROOM // 2:
             return None
-        return Breach("memory", f"took more memory than the {HEADROOM >> 20} MiB that policies may take in a step")
+        return Breach("memory", f"took more memory than the {HEADROOM >> 20} MiB that a policy may take")
 
     def _address_space(self) -> int:
         return int(os.pread(self._size_fd, 32, 0).split(None, 1)[0]) * PAGE
