@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 from kvyard.front.engine_child import engine_environment
-from kvyard.link.codec import ToFront, decode_to_front, encode, encode_sampling
+from kvyard.link.codec import ToFront, decode_sampling, decode_to_front, encode, encode_sampling
 from kvyard.link.frames import HEADER, Inbox
 from kvyard.link.messages import PROTOCOL, Control, EngineInfo, Reply, Sampling, Sequence, Start, Stop, Submit
 from kvyard.link.record import StepRecord
@@ -347,9 +347,11 @@ def engine(link: socket.socket, case: Case) -> None:
             return Sampled(np.zeros(len(slots), np.int32), np.zeros(len(slots), np.bool_), None)
 
     def fixed_tokens(recorder: Recorder, plan: Plan) -> Sampled:
-        """The whole model step."""
+        """The whole model step; that newcomers' parameters are read then is counted with the outputs."""
         recorder.computed()
         recorder.sampled()
+        for newcomer in plan.admitted:
+            decode_sampling(newcomer.attached)
         count = np.count_nonzero(plan.samples)
         return Sampled(np.zeros(count, np.int32), np.zeros(count, np.bool_), None)
 
