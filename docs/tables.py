@@ -10,7 +10,7 @@ from kvyard.cli.app import build
 from kvyard.cli.commands import usage_word
 from kvyard.cli.errors import STATUSES
 from kvyard.control.schema import METHODS
-from kvyard.front.events import KINDS
+from kvyard.front.events import FIELDS, KINDS
 from kvyard.front.metrics import Metrics
 from kvyard.front.settings import PREFIX, Settings
 from kvyard.policy.base import Kind
@@ -70,7 +70,8 @@ def series() -> str:
 
 
 def event_kinds() -> str:
-    return _table(["kind", "meaning"], [[f"`{kind}`", text] for kind, text in KINDS.items()])
+    rows = [[f"`{kind}`", text, ", ".join(f"`{name}`" for name in FIELDS[kind])] for kind, text in KINDS.items()]
+    return _table(["kind", "meaning", "may have"], rows)
 
 
 def statuses() -> str:
@@ -90,7 +91,13 @@ def commands() -> str:
             if path == "serve":
                 flags = ["--config", "a flag per setting (configuration.md)"]
             doc = (leaf.help or "").strip().partition("\n\n")[0]
-            rows.append([f"`kvyard {' '.join([path, *words])}`", doc, ", ".join(f"`{f}`" if f[0] == "-" else f for f in flags)])
+            rows.append(
+                [
+                    f"`kvyard {' '.join([path, *words])}`",
+                    doc,
+                    ", ".join(f"`{f}`" if f[0] == "-" else f for f in flags),
+                ]
+            )
     return _table(["command", "what it does", "flags"], rows)
 
 
@@ -143,7 +150,14 @@ def parameters() -> str:
             bounds = ", ".join(map(str, choices)) if choices else _range(row["ge"], row["le"])
             unit = f"{row['unit']}. " if row["unit"] else ""
             rows.append(
-                [f"{item.kind} `{item.name}`", f"`{row['name']}`", _value(row["default"]), bounds, row["change"], unit + row["doc"]]
+                [
+                    f"{item.kind} `{item.name}`",
+                    f"`{row['name']}`",
+                    _value(row["default"]),
+                    bounds,
+                    row["change"],
+                    unit + row["doc"],
+                ]
             )
     return _table(["policy", "parameter", "default", "values", "change", "what it is"], rows)
 

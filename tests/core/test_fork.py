@@ -40,6 +40,28 @@ def test_the_prompt_is_computed_once(prompt: int, prefix_cache: bool) -> None:
     assert scheduler.blocks_used == 0
 
 
+def test_who_finds_the_prompt_computed_and_no_place_waits_as_all_do() -> None:
+    scheduler = started(4, max_running=2)
+    told = [step_parts(scheduler).waits for _ in range(3)]
+    assert [(wait.id, wait.reason) for wait in told[0]] == [(2, "sibling"), (3, "sibling"), (4, "sibling")]
+    assert {(wait.id, wait.reason) for wait in told[1]} == {(2, ""), (3, ""), (4, ""), (0, "slots")}
+    assert told[2] == []
+    assert {row.id: row.reason for row in scheduler.request_rows(9)} == {1: "", 2: "", 3: "slots", 4: "slots"}
+    run_all(scheduler)
+    assert scheduler.take_record_parts().waits == []
+
+
+def test_who_leaves_while_it_waits_for_one_of_its_own_is_forgotten() -> None:
+    scheduler = started(3, 100, max_step_tokens=16)
+    run_step(scheduler)
+    scheduler.cancel([2])
+    assert [wait.id for wait in step_parts(scheduler).waits if wait.id] == []
+    scheduler.cancel([1, 3])
+    assert scheduler.schedule(0.0).idle
+    assert scheduler._planner.intake._held_back == {}
+    assert scheduler._journal._explained == {}
+
+
 def test_full_blocks_are_shared_and_the_partial_one_is_copied() -> None:
     scheduler = started(3)
     first = run_step(scheduler)

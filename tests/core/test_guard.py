@@ -582,7 +582,7 @@ def test_python_code_that_hangs_is_ended(timed: Guard, hang: Callable[[], Any]) 
     with timed.armed(), pytest.raises(Fault) as caught:
         timed.call("admission", Anything(hang), "admit", same)
     assert caught.value.code == "timeout"
-    spent = re.search(r"and was ended after (\d+) ms and (\d+) ms$", caught.value.message)
+    spent = re.search(r"and was ended after (\d+) ms of CPU time and (\d+) ms by the clock$", caught.value.message)
     assert spent is not None
     limits = timed.budget
     assert int(spent[1]) >= limits.hard_ns / 1e6 or int(spent[2]) >= limits.wall_ns / 1e6

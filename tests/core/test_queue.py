@@ -180,7 +180,7 @@ def test_whatever_happens_while_a_new_order_is_built(seed: int) -> None:
             outside.append(seq)
         elif built is None:
             queue.settle()
-            queue.reorder(random.choice((None, by_priority, newest_first)), asks=random.random() < 0.5)
+            queue.reorder(random.choice((None, by_priority, newest_first)))
         elif random.random() < 0.1:
             queue.abandon_reorder()
         else:

@@ -446,3 +446,63 @@ def test_a_change_ends_also_while_nothing_is_placed() -> None:
     assert steps > 5, "in slices"
     assert not scheduler.changing
     assert scheduler.running == 0
+
+
+class Remembering(ScriptedAdmission):
+    """Has state that it can hand on; says in which order it was called."""
+
+    def __init__(self, known: int = 0, fail: str = "") -> None:
+        super().__init__()
+        self.known = known
+        self.fail = fail
+        self.calls: list[str] = []
+
+    def export_state(self) -> dict[str, Any]:
+        if self.fail == "export":
+            raise ValueError("cannot tell")
+        return {"known": self.known}
+
+    def import_state(self, state: dict[str, Any]) -> None:  # type: ignore[override]  # plain values are what it gets
+        self.calls.append("import")
+        if self.fail == "import":
+            raise ValueError("not mine")
+        self.known = state["known"]
+
+    def adopt(self, views: Sequence[RequestView]) -> None:
+        self.calls.append("adopt")
+
+
+def test_what_takes_the_place_under_the_same_name_gets_the_state_before_the_live_requests() -> None:
+    scheduler = scheduler_of(scripted_set(admission=Remembering(5)))
+    scheduler.add(spec(1))
+    newer = Remembering()
+    assert scheduler.swap({"admission": newer}).ok
+    assert (newer.known, newer.calls) == (5, ["import", "adopt"])
+    other = Remembering()
+    assert scheduler.swap({"admission": other}, names={"admission": "another"}).ok
+    assert (other.known, other.calls) == (0, ["adopt"]), "another policy: its state would mean something else"
+    assert run_all(scheduler)
+
+
+def test_a_candidate_that_cannot_take_the_state_is_refused() -> None:
+    scheduler = scheduler_of(scripted_set(admission=Remembering(5)))
+    in_charge = scheduler.policies.admission
+    ticket = scheduler.swap({"admission": Remembering(fail="import")})
+    assert (ticket.ok, ticket.code) == (False, "raised")
+    assert "import_state() raised ValueError: not mine" in ticket.error
+    assert scheduler.policies.admission is in_charge
+    assert scheduler.take_exits() == []
+
+
+def test_who_leaves_and_cannot_tell_its_state_hinders_nobody() -> None:
+    scheduler = scheduler_of(scripted_set(admission=Remembering(5, fail="export")))
+    newer = Remembering(1)
+    assert scheduler.swap({"admission": newer}).ok
+    assert (newer.known, newer.calls) == (1, [])
+    assert scheduler.take_exits() == []
+
+
+def test_new_parameters_alone_hand_nothing_over() -> None:
+    scheduler = scheduler_of(PolicySet(AgingAdmission(), VllmPreemption(), VllmPrefill()))
+    assert scheduler.set_params("admission", {"aging": 0.5}).ok
+    assert run_step(scheduler).finished == []

@@ -52,6 +52,27 @@ def timed(wall: Clock, cpu: Clock, hand: Hand) -> Timed:
     return Timed(clock_ns=wall, cpu_ns=cpu, timer=hand, budget=Budget(hard_ns=50 * MS, wall_ns=500 * MS))
 
 
+def test_a_process_that_stands_still_is_not_the_policys_fault(timed: Timed, wall: Clock) -> None:
+    """No tick comes while it is stopped, or gets no processor; those that come count, before and after."""
+
+    def act() -> str:
+        for _ in range(3):
+            wall.ns += 5_000 * MS
+            timed.tick(None)
+        return "went on"
+
+    def act_on() -> str:
+        act()
+        for _ in range(30):
+            wall.ns += 10 * MS
+            timed.tick(None)
+        return "went on"
+
+    assert timed.protected(act) == "went on"
+    assert timed.protected(act) == "went on", "each call by itself"
+    assert timed.protected(act_on) is None
+
+
 @pytest.mark.parametrize(
     ("cpu_ms", "wall_ms", "ended"), [(50, 50, False), (51, 51, True), (50, 500, False), (0, 501, True)]
 )
@@ -60,8 +81,10 @@ def test_a_tick_ends_what_is_over_either_limit(
 ) -> None:
     def act() -> str:
         cpu.ns += cpu_ms * MS
-        wall.ns += wall_ms * MS
-        timed.tick(None)
+        end = wall.ns + wall_ms * MS
+        while wall.ns < end:
+            wall.ns = min(end, wall.ns + 10 * MS)
+            timed.tick(None)
         return "went on"
 
     assert timed.protected(act) == (None if ended else "went on")

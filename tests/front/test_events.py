@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import asyncio
+from pathlib import Path
 
+import kvyard.front.events
 import msgspec
 import pytest
-from kvyard.front.events import KINDS, EventLog, Feed, Subscription
+from kvyard.front.events import FIELDS, KINDS, EventLog, Feed, Subscription
 
 
 def test_events_are_numbered_and_carry_what_a_program_wants() -> None:
@@ -116,3 +119,25 @@ async def test_the_log_publishes_what_it_takes() -> None:
     async for received in subscription:
         assert received is event
         break
+
+
+def _logged() -> dict[str, set[str]]:
+    """The fields of every `log.add` in the daemon's source, by kind."""
+    found: dict[str, set[str]] = {}
+    for path in Path(kvyard.front.events.__file__).parent.rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(call, ast.Call) and ast.unparse(call.func).endswith(("log.add", "self._changed"))):
+                continue
+            kind = call.args[0]
+            if isinstance(kind, ast.Constant) and isinstance(kind.value, str):
+                found.setdefault(kind.value, set()).update(word.arg for word in call.keywords if word.arg)
+    return found
+
+
+def test_every_field_that_is_logged_is_documented_and_no_other() -> None:
+    found = _logged()
+    for kind in ("swap", "set"):  # told by one helper
+        found[kind] |= {"who", "generation"}
+    found["ejected"] |= {"snapshot", "dump", "decisions"}  # handed on as they are
+    assert found == {kind: set(fields) for kind, fields in FIELDS.items()}
+    assert FIELDS.keys() == KINDS.keys()

@@ -33,7 +33,6 @@ KNOWN = [
         ("9", None),
         ("²", None),
         ("9" * 5000, None),
-        ("cmpl", None),
         ("", None),
         ("…", None),
         ("cmpl-bbbb", None),
@@ -49,6 +48,13 @@ def test_two_that_begin_alike_are_listed() -> None:
     assert error.value.code == "ambiguous"
 
 
+@pytest.mark.parametrize("text", ["c", "cmpl", "cmpl-aa", "cmpl-aa…"])
+def test_too_little_of_an_id_is_told_as_such(text: str) -> None:
+    with pytest.raises(OperationError, match="too little of an id") as error:
+        find_request(text, KNOWN)
+    assert "at least 8 signs" in error.value.hint
+
+
 def test_many_that_begin_alike_are_counted() -> None:
     with pytest.raises(OperationError, match=r"40 requests .*id-00000004 and 35 more$"):
         find_request("id-00000", [(i, f"id-{i:08d}") for i in range(40)])
@@ -60,7 +66,8 @@ def test_what_is_found_is_known_and_fits(names: list[str], text: str) -> None:
     try:
         found = find_request(text, known)
     except OperationError:
-        assert len({name for name in names if name.startswith(text)}) > 1 and text not in names
+        alike = {name for name in names if name.startswith(text)}
+        assert (len(alike) > 1 or len(text) < LEAST_PREFIX) and alike and text not in names
         return
     if found is not None:
         assert found in names

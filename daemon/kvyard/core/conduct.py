@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from kvyard.core.advice import Advice
 from kvyard.core.guard import Fault
 from kvyard.core.ledger import Ledger
-from kvyard.core.lifecycle import QUEUED
 from kvyard.core.remains import is_foreign
 from kvyard.core.sequence import NO_ROW, SequenceState
 from kvyard.core.step import StepState
@@ -113,6 +112,8 @@ class Conduct:
 
         A client's own low priority starves nobody, nor does who puts a victim behind those that already wait.
         """
+        self._served = False
+        """It got tokens since the last look."""
         self._passed_since = 0.0
         self._admission_calls_before = 0
         self._idle: tuple[int, float] | None = None
@@ -127,11 +128,8 @@ class Conduct:
         """After a step that was not paused; the guard is armed."""
         if self._advice.policies is not self._watched:
             self._reset()
-        # Whom a fair order passes over is itself let in soon, and then nobody overtakes it.
-        if (passed := self._passed_over) is not None and passed.state in QUEUED and self._step.admitted:
-            self._overtaken += sum(
-                seq.priority >= passed.priority and seq.lined_up > passed.lined_up for seq in self._step.admitted
-            )
+        if self._passed_over is not None and not self._served:
+            self._count_overtakers(self._passed_over)
         try:
             self._look_for_stall()
             if self._step.preempted:
@@ -144,6 +142,14 @@ class Conduct:
             self._advice.eject(fault)
             self._reset()
         self._asked = self._advice.guard.calls["admission"]
+
+    def _count_overtakers(self, passed: SequenceState) -> None:
+        # Whom a fair order passes over is served soon; the next look then begins anew, and until then nothing counts.
+        self._served = passed.row != NO_ROW and self._ledger.cols.cells.granted[passed.row] > 0
+        if not self._served and self._step.admitted:
+            self._overtaken += sum(
+                seq.priority >= passed.priority and seq.lined_up > passed.lined_up for seq in self._step.admitted
+            )
 
     def pardon(self) -> None:
         """Nothing is expected of the policies in this step (paused)."""
@@ -202,6 +208,7 @@ class Conduct:
 
     def _look_for_starvation(self) -> None:
         ledger, limits = self._ledger, self.limits
+        self._served = False
         oldest = self._oldest_waiting()
         stint = 0 if oldest is None else oldest.admissions - self._free(oldest)
         if oldest is not self._passed_over or stint != self._stint:

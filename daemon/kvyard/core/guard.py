@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from kvyard.core.collector import Collector
 from kvyard.core.containment import Breach, Containment
 from kvyard.core.remains import Blame, Remains, Suspect, clear_frames, is_foreign
-from kvyard.core.timed import Budget, PolicyTimeout, Timed, Timer, boundary
+from kvyard.core.timed import MOST_BETWEEN_TICKS_NS, Budget, PolicyTimeout, Timed, Timer, boundary
 from kvyard.policy.base import KINDS, Kind, Policy
 
 T = TypeVar("T")
@@ -193,6 +193,7 @@ class Guard(Timed):
         """
         budget = self.budget
         self._cpu_limit, self._wall_limit = budget.loading_cpu_ns, budget.loading_wall_ns
+        self._most_between = budget.loading_cpu_ns + MOST_BETWEEN_TICKS_NS  # the first tick comes that late
         self._started_cpu, self._started_wall = self.cpu_ns(), self.clock_ns()
         self.containment.look()
         self.timer.arm(self.tick, budget.loading_cpu_ns, budget.tick_ns)
@@ -223,6 +224,7 @@ class Guard(Timed):
         self.calm()
         ticks, self.ticks = self.ticks, 0
         self._cpu_limit, self._wall_limit = budget.hard_ns, budget.wall_ns
+        self._most_between = MOST_BETWEEN_TICKS_NS
         breach = containment.breach(True)
         if failed:
             self.timer.arm(self.tick, budget.tick_ns, budget.tick_ns)
@@ -314,7 +316,7 @@ class Guard(Timed):
         # First of all: there may be no memory left for what follows.
         memory = self.containment.out_of_memory() if _lacked_memory(error) else None
         cpu_ns, wall_ns = max(0, self.cpu_spent()), self.clock_ns() - self._started_wall
-        spent = f"{cpu_ns / 1e6:.0f} ms and {wall_ns / 1e6:.0f} ms"
+        spent = f"{cpu_ns / 1e6:.0f} ms of CPU time and {wall_ns / 1e6:.0f} ms by the clock"
         ticks, self.ticks = self.ticks, 0
         # Even after one that was noticed: what else it did must not be taken for right from now on.
         breach = self.containment.breach(True) or memory

@@ -55,6 +55,18 @@ class Intake:
         self._keep = 0
         self._decision: PlainAdmission | None = None
         self._refusals: list[tuple[SequenceState, str]] = []
+        self._held_back: dict[SequenceState, None] = {}
+        """Those that were told to wait for one of their own."""
+
+    def look_again(self) -> None:
+        """At the beginning of a step: who waited for one of its own that has computed the prompt waits as all do."""
+        for seq in list(self._held_back):
+            if seq.reason == "sibling" and self._ledger.awaits(seq):
+                continue
+            del self._held_back[seq]
+            if seq.reason == "sibling" and seq.state in QUEUED:
+                seq.reason = ""
+                self._step.refused.append(seq)
 
     def admit(self, grant: bool) -> None:
         """The phase. Without `grant`, newcomers get their tokens in a later phase of the same group."""
@@ -83,7 +95,7 @@ class Intake:
         # The key may put its policy out while it is asked; then the built-in's order is built instead.
         for _ in range(2):
             advice.order_changed = False
-            built = queue.reorder(advice.order(advice.traits), asks=advice.traits.asks_keys)
+            built = queue.reorder(advice.order(advice.traits))
             built.advance(len(queue))
             if not advice.order_changed:
                 queue.adopt(built)
@@ -118,6 +130,7 @@ class Intake:
             if seq.family is not None and self._ledger.awaits(seq):
                 seq.reason = "sibling"
                 step.refused.append(seq)
+                self._held_back[seq] = None
                 continue
             offer = self._offer(seq, need)
             if evict and not self._acceptable(offer):
@@ -204,6 +217,7 @@ class Intake:
     def _enter(self, seq: SequenceState, offer: Offer, decision: PlainAdmission) -> None:
         ledger, step = self._ledger, self._step
         resumed, host = seq.preemptions > 0, seq.host
+        seq.reason = ""
         row = ledger.enter(seq, offer.hits, offer.first, offer.start)
         step.withdrawals[seq] = host
         if host:

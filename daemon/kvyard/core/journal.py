@@ -59,7 +59,9 @@ class Journal:
         if step.preemptions:
             parts.preempted += step.preemptions
         for seq in step.refused:
-            if self._explained.get(seq.id) != seq.reason:
+            if not seq.reason:  # from now on it waits as all do
+                self._forget(seq.id)
+            elif self._explained.get(seq.id) != seq.reason:
                 self._explained[seq.id] = seq.reason
                 parts.waits.append(Wait(seq.id, seq.reason, wake))
         if (reason, wake) != self._queue_reason:

@@ -225,7 +225,11 @@ class Ledger:
         """What policies see of `seq`: always the same object until it ends."""
         view = seq.view
         if view is None:  # most wait and run without a look at them
-            view = seq.view = View(self, seq)
+            view = View(self, seq)
+            if (
+                seq.state is not State.FINISHED
+            ):  # who kept an iterator may see ended ones: the two would hold each other
+                seq.view = view
         return view
 
     # ---- blocks ---------------------------------------------------------------------------------------------

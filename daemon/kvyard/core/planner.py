@@ -33,6 +33,7 @@ class Planner:
 
     def walk(self) -> None:
         """Place what the policies want, and then what must be placed."""
+        self.intake.look_again()
         self._order_queue()
         shape = self._advice.shape()
         if shape.prompts is not None:

@@ -59,11 +59,6 @@ class Traits(NamedTuple):
     divides: bool = False
     """The prefill policy cuts prompts; otherwise each takes what is left."""
 
-    @property
-    def asks_keys(self) -> bool:
-        """The admission policy has a method for its order."""
-        return self.keyed and self.linear is None
-
     def with_those_of(self, kinds: Collection[Kind], others: Traits) -> Traits:
         """What the policies of `kinds` declare is taken from `others`."""
         return self._replace(**{name: getattr(others, name) for kind in kinds for name in DECLARED[kind]})

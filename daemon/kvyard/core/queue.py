@@ -190,18 +190,20 @@ class WaitingQueue:
         if fresh and seq in fresh:
             del fresh[seq]
             return
-        self._entries.remove(seq.place if self._keys_of is None else seq.key, seq)
+        try:
+            self._entries.remove(seq.place if self._keys_of is None else seq.key, seq)
+        except TypeError:  # one that does not wait has no key
+            raise KeyError(seq.id) from None
         seq.key = ()  # now, while it is at hand
         if self._reorder is not None:
             self._reorder.discard(seq)
 
-    def reorder(self, keys_of: KeysOf | None, *, asks: bool = True) -> Reorder:
-        """Begin a new order beside the present one; `adopt` puts it in place.
-
-        `asks`: its keys are a policy's answers, which may depend on who was asked before: in the order of arrival.
-        """
+    def reorder(self, keys_of: KeysOf | None) -> Reorder:
+        """Begin a new order beside the present one; `adopt` puts it in place."""
         waiting = list(self._entries)
-        if asks and self._keys_of is not None:
+        if self._keys_of is not None:
+            # Keys are asked for in the order of arrival: those of a policy with state depend on who was asked before.
+            # Others are placed in half of the time, since who arrived later mostly stands behind.
             waiting.sort(key=_PLACE)
         self._reorder = Reorder(keys_of, waiting)
         return self._reorder
@@ -230,7 +232,7 @@ class Reorder:
     """A new order of the queue in the making."""
 
     def __init__(self, keys_of: KeysOf | None, waiting: list[SequenceState]) -> None:
-        """`waiting` are those that are in the queue now, in the order in which they are to be asked."""
+        """`waiting` are those that are in the queue now, in the order of arrival."""
         self.keys_of = keys_of
         self.fault: Fault | None = None
         """The candidate's key failed: the order cannot be completed, and nobody else is harmed."""

@@ -109,6 +109,8 @@ class Swapper:
         self._adopt: list[tuple[Kind, Policy]] = []
         self._todo: list[SequenceState] = []
         self._seen = 0
+        self._handed = True
+        """The candidates have the state of those whose place they take."""
         self._order: Reorder | None = None
 
     @property
@@ -133,7 +135,7 @@ class Swapper:
         ticket = SwapTicket(old, wanted, changes=changes, names=names, discipline=discipline, kinds=tuple(changes))
         self._ticket = ticket
         self._adopt = [(kind, policy) for kind, policy in changes.items() if type(policy).adopt is not Policy.adopt]
-        self._todo, self._seen = [], 0
+        self._todo, self._seen, self._handed = [], 0, False
         with self._advice.guard.armed():
             self.advance()
         return ticket
@@ -154,7 +156,7 @@ class Swapper:
             if setting.refused:
                 raise ParamError(setting.refused[0])
             ticket = SwapTicket(advice.policies, advice.policies, kinds=(kind,), params=params)
-            self._ticket, self._adopt, self._todo, self._seen = ticket, [], [], 0
+            self._ticket, self._adopt, self._todo, self._seen, self._handed = ticket, [], [], 0, True
             self.advance()
         return ticket
 
@@ -168,6 +170,9 @@ class Swapper:
             return
         deadline = self._clock_ns() + SLICE_NS
         try:
+            if not self._handed:
+                self._handed = True
+                self._hand_over(ticket)
             if ticket.state is SwapState.ADOPTING and self._adopted(deadline):
                 self._traits = self._advice.read_traits(ticket.wanted, ticket.kinds)
                 self._begin_order(ticket)
@@ -183,6 +188,19 @@ class Swapper:
         """Whose parameters are changed was put out in the meantime, and nobody must be asked in its name."""
         in_charge = self._advice.policies
         return not ticket.changes and any(in_charge.get(kind) is not ticket.wanted.get(kind) for kind in ticket.kinds)
+
+    def _hand_over(self, ticket: SwapTicket) -> None:
+        """What a policy knows goes to what takes its place under the same name: another version, or the same anew."""
+        guard, previous = self._advice.guard, ticket.previous
+        for kind, policy in ticket.changes.items():
+            if previous.name(kind) != ticket.wanted.name(kind) or type(policy).import_state is Policy.import_state:
+                continue
+            try:
+                state = guard.call(kind, previous.get(kind), "export_state", plain_mapping)
+            except Fault:
+                continue  # it leaves; the candidate begins without
+            if state:
+                guard.call(kind, policy, "import_state", lambda value: None, dict(state))
 
     def _adopted(self, deadline: int) -> bool:
         """Show the candidates the live requests, those that came in the meantime too; True when all are shown."""
@@ -216,9 +234,7 @@ class Swapper:
             self._ledger.queue.settle()
             assert self._traits is not None
             policy = ticket.wanted.admission
-            self._order = self._ledger.queue.reorder(
-                self._advice.order_of(policy, self._traits), asks=self._traits.asks_keys
-            )
+            self._order = self._ledger.queue.reorder(self._advice.order_of(policy, self._traits))
 
     def _ordered(self, ticket: SwapTicket, deadline: int) -> bool:
         order = self._order

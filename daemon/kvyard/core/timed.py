@@ -66,6 +66,12 @@ class Budget:
         return f"{self.hard_ns / 1e6:g} ms of CPU time or {self.wall_ns / 1e6:g} ms"
 
 
+MOST_BETWEEN_TICKS_NS = 100_000_000
+"""Wall time that counts between two ticks: a process that was stopped, or had no processor, got none meanwhile, and its
+policies are not to blame. It is more than passes until the first tick.
+"""
+
+
 class PolicyTimeout(BaseException):
     """Raised by the timer inside a policy's code; not an Exception, so that `except Exception` lets it pass."""
 
@@ -103,6 +109,8 @@ class Timed:
         self._started_wall = self._started_cpu = 0
         self._armed = self._timed = self._confined = False
         self._armed_wall = self._armed_cpu = 0
+        self._seen_call = self._last_tick = self._stood_still = 0
+        self._most_between = MOST_BETWEEN_TICKS_NS
         self._cpu_limit, self._wall_limit = self.budget.hard_ns, self.budget.wall_ns
 
     # ---- a window of calls ----------------------------------------------------------------------------------
@@ -167,12 +175,22 @@ class Timed:
         if not self.inside:
             return
         over_cpu = self.cpu_spent() > self._cpu_limit
-        if not over_cpu and self.clock_ns() - self._started_wall <= self._wall_limit:
+        if self._waited() <= self._wall_limit and not over_cpu:
             return
         self.ticks += 1
         if self.ticks >= self.budget.escalate_tick:
             self.escalate(frame)
         raise PolicyTimeout
+
+    def _waited(self) -> int:
+        """Wall time of the call under way, without what the process stood still: no tick came then."""
+        now = self.clock_ns()
+        if self._seen_call != self._started_wall:
+            self._seen_call = self._last_tick = self._started_wall
+            self._stood_still = 0
+        self._stood_still += max(0, now - self._last_tick - self._most_between)
+        self._last_tick = now
+        return now - self._started_wall - self._stood_still
 
     def escalate(self, frame: FrameType | None) -> None:
         """Raise again in whatever code handles the exception that is about to be raised."""

@@ -32,6 +32,22 @@ KINDS: dict[str, str] = {
     "error": "something failed that needs a look",
 }
 """Every kind of event, with its meaning; `EventLog.add` takes no other."""
+FIELDS: dict[str, tuple[str, ...]] = {
+    "start": ("model",),
+    "engine": ("pid", "kv_blocks"),
+    "restart": ("returncode", "step", "in_step", "stack"),
+    "swap": ("who", "generation", "version", "pause_ms"),
+    "set": ("who", "generation"),
+    "ejected": ("policy", "code", "step", "traceback", "until", "snapshot", "dump", "decisions"),
+    "release": ("who",),
+    "cancel": ("who",),
+    "pause": ("who",),
+    "drain": ("who", "sequences", "limit_s", "left"),
+    "reload": ("live", "restart"),
+    "control": ("method", "params", "who", "outcome", "pid"),
+    "error": ("code", "hint", "wanted", "kinds"),
+}
+"""What an event of a kind may have beside `number`, `kind` and `message`: for those who read them by program."""
 
 
 class Subscription(Generic[T]):

@@ -15,7 +15,7 @@ def find_request(text: str, known: Iterable[tuple[int, str]]) -> str | None:
     """The id of the request that `text` means among `known` (numbers and ids), None when there is none.
 
     A whole id comes first, then a number, then a beginning. A screen's sign for a cut is passed over. Raises
-    OperationError when several requests begin like that.
+    OperationError when several requests begin like that, or when it is too little of one.
     """
     ids = dict(known)
     wanted = text.strip().removesuffix("…")
@@ -24,7 +24,13 @@ def find_request(text: str, known: Iterable[tuple[int, str]]) -> str | None:
         return wanted
     if wanted.isdecimal() and wanted.isascii() and len(wanted) < LEAST_PREFIX * 2 and int(wanted) in ids:
         return ids[int(wanted)]
-    found = [name for name in names if name.startswith(wanted)] if len(wanted) >= LEAST_PREFIX else []
+    found = [name for name in names if name.startswith(wanted)] if wanted else []
+    if found and len(wanted) < LEAST_PREFIX:
+        raise OperationError(
+            "ambiguous",
+            f"{wanted!r} is too little of an id to name a request",
+            f"give at least {LEAST_PREFIX} signs of its beginning, or the number in the first column of `kvyard top`",
+        )
     if len(found) > 1:
         more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
         raise OperationError(

@@ -220,10 +220,11 @@ def _announce(daemon: Daemon, info: EngineInfo, address: str) -> None:
         max_model_len=info.max_model_len,
         pid=os.getpid(),
     )
+    key = " -H 'Authorization: Bearer YOUR_KEY'" if daemon.settings.api_key_file is not None else ""
     body = f'{{"model": "{daemon.model.id}", "prompt": "The capital of France is", "max_tokens": 8}}'
     lines = [
         f"kvyard is ready: {address}  (model {daemon.model.id}, {info.dtype} on {info.device})",
-        f"  try:     curl {address}/v1/completions -H 'Content-Type: application/json' -d '{body}'",
+        f"  try:     curl {address}/v1/completions -H 'Content-Type: application/json'{key} -d '{body}'",
         f"  watch:   kvyard top --socket {daemon.settings.socket}",
         "  stop:    Ctrl-C (drains; twice to force)",
     ]

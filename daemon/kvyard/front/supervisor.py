@@ -43,7 +43,9 @@ class Patience:
 
     policy: float = 0.7
     candidate: float = 7.0
-    """To import and construct a policy, which the guard ends after 5 s of CPU time or 10 s."""
+    """To import and construct a policy, which the guard ends after 5 s of CPU time or 10 s; twice that unless"""
+    candidate_cpu: float = 5.5
+    """it has used so much processor time, in which the guard would have ended Python code."""
     step: float = 120.0
     loading: float = 900.0
     leaving: float = 5.0
@@ -265,7 +267,7 @@ class Supervisor:
             limit = self._patience.policy if computes else 4 * self._patience.policy
             what = f"policy {seen.policy} did not return"
         elif seen.phase is EnginePhase.CANDIDATE:
-            computes = cpu_seconds(seen.pid) - self._cpu_before > COMPUTES_S
+            computes = cpu_seconds(seen.pid) - self._cpu_before > self._patience.candidate_cpu
             limit = self._patience.candidate if computes else 2 * self._patience.candidate
             what = f"policy {seen.policy} could not be loaded: its import and construction did not end"
         elif seen.phase in (EnginePhase.STARTING, EnginePhase.LOADING):
