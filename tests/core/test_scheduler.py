@@ -11,6 +11,7 @@ from kvyard.core.plan import Limits, SequenceSpec
 from kvyard.core.policy_set import PolicySet
 from kvyard.core.scheduler import Scheduler
 from kvyard.policy import ADMIT, DECODE, PROMPT, Admission, LinearKey, Shape, Victims, nobody
+from kvyard.policy.decisions import How, Requeue
 from kvyard_policies.aging import AgingAdmission
 
 from tests.core.harness import Clock, commit, limits, run_all, run_step, scheduler_of, spec
@@ -336,6 +337,18 @@ def test_what_is_really_in_force() -> None:
     force = scheduler.advice.in_force()
     assert force["phases"] == [["running", "admit"]]
     assert (force["reserve_blocks"], force["may_skip"], force["queue_order"]) == (3, 2, "arrival")
+
+
+@pytest.mark.parametrize(("how", "requeue"), [("swap", "front"), ("recompute", "tail")])
+def test_the_way_of_the_last_victims_is_in_force(how: How, requeue: Requeue) -> None:
+    victims = ScriptedPreemption(lambda s, who, cause: Victims(reversed(s.running), how=how, requeue=requeue))
+    scheduler = scheduler_of(scripted_set(preemption=victims), blocks=5, swap_blocks=8)
+    for id in (1, 2):
+        scheduler.add(spec(id, prompt_len=8, max_new=9))
+    while not run_step(scheduler).preempted:
+        assert scheduler.advice.in_force()["victims_way"] is None
+    force = scheduler.advice.in_force()
+    assert (force["victims_way"], force["victims_requeue"]) == (how, requeue)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from kvyard.core.advice import PolicySet
 from kvyard.core.scheduler import Scheduler
 from kvyard.core.swap import SLICE_NS, TRANSITIONS, SwapBusy, SwapState
 from kvyard.link.record import Wait
-from kvyard.policy import KINDS, Admission, Kind, OrderKey, ParamError, Policy, RequestView, Snapshot, nobody
+from kvyard.policy import KINDS, Admission, Kind, OrderKey, ParamError, Policy, RequestView, Snapshot, Victims, nobody
 from kvyard.policy.registry import load, load_discipline
 from kvyard_policies.aging import AgingAdmission
 from kvyard_policies.vllm import VllmAdmission, VllmPreemption, VllmPrefill
@@ -357,13 +357,18 @@ def test_a_change_asks_nothing_of_those_that_stay_and_undoes_no_ejection() -> No
 
 @pytest.mark.parametrize("moment", ["half a prompt", "swapped out", "paused", "idle"])
 def test_a_swap_at_any_moment_loses_nothing(moment: str) -> None:
-    scheduler = scheduler_of(vllm_set(), blocks=10, swap_blocks=20, max_step_tokens=6)
+    swapping = ScriptedPreemption(lambda s, who, cause: Victims(reversed(s.running), how="swap"))
+    at_first = scripted_set(preemption=swapping) if moment == "swapped out" else vllm_set()
+    scheduler = scheduler_of(at_first, blocks=10, swap_blocks=20, max_step_tokens=6)
     ended: list[int] = []
     if moment != "idle":
         for id in range(1, 6):
             scheduler.add(spec(id, prompt_len=10, max_new=9, tokens=True))
         for _ in range(1 if moment == "half a prompt" else 12):
             ended += [id for id, _ in run_step(scheduler).finished]
+            if moment == "swapped out" and scheduler.swapped:
+                break
+        assert (scheduler.swapped > 0) == (moment == "swapped out")
         if moment == "paused":
             scheduler.pause()
     fresh: Any

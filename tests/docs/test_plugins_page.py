@@ -13,7 +13,7 @@ from pathlib import Path
 import kvyard.policy as api
 import pytest
 from kvyard.policy.discovery import GROUPS
-from kvyard.policy.snapshot import RequestView, Snapshot
+from kvyard.policy.snapshot import Columns, Counts, RequestView, Snapshot, StepTime
 
 from tests.policy.distributions import install
 from tests.sim.loads import AZURE
@@ -98,15 +98,13 @@ def public(cls: type) -> list[str]:
 
 
 def test_every_hook_decision_and_field_is_in_the_page() -> None:
-    hooks = [
-        *public(api.AdmissionPolicy),
-        *public(api.PreemptionPolicy),
-        *public(api.PrefillPolicy),
-        *("adopt", "export_state", "import_state", "dump"),
-    ]
-    names = [*hooks, *public(Snapshot), *public(RequestView), "Shape", "Admission", "Victims", "nobody"]
+    kinds = (api.Policy, api.AdmissionPolicy, api.PreemptionPolicy, api.PrefillPolicy, api.Discipline)
+    seen = (Snapshot, RequestView, Counts, Columns, StepTime)
+    names = [name for each in (*kinds, *seen) for name in public(each)]
+    names += [*api.Ended._fields, *api.LinearKey._fields, "Shape", "Admission", "Victims", "nobody"]
     names += [phase.name for phase in api.Phase]
-    missing = sorted({name for name in names if not re.search(rf"\b{name}\b", PAGE)} - {"kind"})
+    code = " ".join(re.findall(r"```.*?```|`[^`]+`", PAGE, re.DOTALL))
+    missing = sorted({name for name in names if not re.search(rf"\b{name}\b", code)} - {"kind"})
     assert missing == [], "undocumented in docs/plugins.md"
 
 

@@ -210,3 +210,14 @@ def test_who_cannot_say_what_it_is_is_listed_all_the_same(silent: Controls) -> N
 
 def test_an_action_that_nobody_knows(controls: Controls) -> None:
     assert ask(controls, "dance").code == "unknown-method"
+
+
+@pytest.mark.parametrize(("prefix_cache", "host_blocks"), [(True, 8), (False, 0)])
+def test_what_the_engine_was_started_with_is_in_force(prefix_cache: bool, host_blocks: int) -> None:
+    limits = Limits(16, 16, 4, 64, 128, prefix_cache=prefix_cache, swap_blocks=host_blocks)
+    loader = Loader()
+    scheduler = Scheduler(limits, loader.at_start("vllm", {}, []), clock_ns=time.perf_counter_ns, salt=b"test")
+    controls = Controls(scheduler, loader, Recorder(scheduler, time.monotonic_ns))
+    force = ask(controls, "policies").result["in_force"]
+    assert (force["prefix_reuse"], force["host_blocks"]) == (prefix_cache, host_blocks)
+    assert (force["max_running"], force["max_step_tokens"], force["kv_blocks"]) == (4, 64, 16)

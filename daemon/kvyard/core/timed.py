@@ -67,8 +67,8 @@ class Budget:
 
 
 MOST_BETWEEN_TICKS_NS = 100_000_000
-"""Wall time that counts between two ticks: a process that was stopped, or had no processor, got none meanwhile, and its
-policies are not to blame. It is more than passes until the first tick.
+"""Wall time that counts between two ticks: a process that was stopped, or had no processor, got none meanwhile, and
+its policies are not to blame. It is more than passes until the first tick.
 """
 
 
