@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -574,6 +576,15 @@ HANGS: list[Callable[[], Any]] = [
     lambda: time.sleep(60),
     lambda: threading.Lock().acquire() and threading.Event().wait(60),
 ]
+
+
+def test_a_process_that_was_stopped_is_not_the_policys_fault(timed: Guard) -> None:
+    stopper = f"sleep 0.1; kill -STOP {os.getpid()}; sleep 0.8; kill -CONT {os.getpid()}"
+    guard = Guard(clock_ns=time.perf_counter_ns, cpu_ns=time.thread_time_ns, timer=timed.timer)
+    with subprocess.Popen(["sh", "-c", stopper]) as stopping:
+        with guard.armed():
+            assert guard.call("admission", Anything(lambda: time.sleep(0.3)), "admit", same) is None
+        stopping.wait()
 
 
 @pytest.mark.parametrize("hang", HANGS, ids=[f.__name__ + str(i) for i, f in enumerate(HANGS)])

@@ -48,6 +48,8 @@ TRANSITIONS: Mapping[SwapState, frozenset[SwapState]] = {
     SwapState.DONE: frozenset(),
     SwapState.REFUSED: frozenset(),
 }
+"""A shadow run has its place between ORDERING and DONE, where the candidate is complete and decides nothing yet;
+probation between the commit and DONE, with `SwapTicket.previous` to go back to."""
 
 
 class SwapBusy(RuntimeError):
