@@ -143,7 +143,7 @@ def check_exit(yard: Yard, fault: Fault, record: dict[str, Any]) -> None:
     assert status["engine"]["restarts"] == 0
     wait_until(lambda: record["step"] in yard.steps, 5, f"the record of step {record['step']}")
     if record["code"] == "timeout":
-        spent = re.search(r"ended after (\d+) ms and (\d+) ms\)", record["message"])
+        spent = re.search(r"ended after (\d+) ms of CPU time and (\d+) ms by the clock\)", record["message"])
         assert spent is not None
         assert float(spent[1]) / 1e3 < HARD_S * 3, "CPU time, on whatever machine"
         assert float(spent[2]) / 1e3 < limit(fault.most_s) * 3
