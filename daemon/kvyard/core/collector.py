@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any, TypeVar
 
 from kvyard.core.remains import Blame, Collection, Remains, Suspect, culprit
-from kvyard.core.timed import PolicyTimeout, Timed
+from kvyard.core.timed import PolicyTimeout, Timed, time_spent
 from kvyard.policy.base import Kind, Policy
 
 K = TypeVar("K")
@@ -100,8 +100,8 @@ class Collector:
                 sys.settrace(None)
 
     def _too_long(self, collection: Collection[Any]) -> str:
-        spent = f"{collection.cpu_ns / 1e6:.0f} ms and {collection.wall_ns / 1e6:.0f} ms"
-        return f"{LEFT} was not done within {self._timed.budget.limits}, and was ended after {spent}"
+        taken = time_spent(collection.cpu_ns, collection.wall_ns)
+        return f"{LEFT} was not done within {self._timed.budget.limits}, and was ended after {taken}"
 
 
 def _told(unraised: Iterable[Any], hook: Callable[[Any], Any], stack: traceback.StackSummary | None) -> str:

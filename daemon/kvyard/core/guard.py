@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 from kvyard.core.collector import Collector
 from kvyard.core.containment import Breach, Containment
 from kvyard.core.remains import Blame, Remains, Suspect, clear_frames, is_foreign
-from kvyard.core.timed import MOST_BETWEEN_TICKS_NS, Budget, PolicyTimeout, Timed, Timer, boundary
+from kvyard.core.timed import MOST_BETWEEN_TICKS_NS, Budget, PolicyTimeout, Timed, Timer, boundary, time_spent
 from kvyard.policy.base import KINDS, Kind, Policy
 
 T = TypeVar("T")
@@ -316,7 +316,6 @@ class Guard(Timed):
         # First of all: there may be no memory left for what follows.
         memory = self.containment.out_of_memory() if _lacked_memory(error) else None
         cpu_ns, wall_ns = max(0, self.cpu_spent()), self.clock_ns() - self._started_wall
-        spent = f"{cpu_ns / 1e6:.0f} ms of CPU time and {wall_ns / 1e6:.0f} ms by the clock"
         ticks, self.ticks = self.ticks, 0
         # Even after one that was noticed: what else it did must not be taken for right from now on.
         breach = self.containment.breach(True) or memory
@@ -328,7 +327,7 @@ class Guard(Timed):
         if breach is not None:
             return Fault(kind, breach.code, f"the policy {breach.what} in {what}", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
-            text = f"{what} did not return within {self.budget.limits}, and was ended after {spent}"
+            text = f"{what} did not return within {self.budget.limits}, and was ended after {time_spent(cpu_ns, wall_ns)}"
             return Fault(kind, "timeout", text, self._trace_of(error))
         if isinstance(error, Nonsense):
             return Fault(kind, error.code, f"{what} returned nonsense: {error}")

@@ -72,6 +72,11 @@ its policies are not to blame. It is more than passes until the first tick.
 """
 
 
+def time_spent(cpu_ns: int, wall_ns: int) -> str:
+    """What a call took until it was ended, in words."""
+    return f"{cpu_ns / 1e6:.0f} ms of CPU time and {wall_ns / 1e6:.0f} ms by the clock"
+
+
 class PolicyTimeout(BaseException):
     """Raised by the timer inside a policy's code; not an Exception, so that `except Exception` lets it pass."""
 
