@@ -327,7 +327,8 @@ class Guard(Timed):
         if breach is not None:
             return Fault(kind, breach.code, f"the policy {breach.what} in {what}", self._trace_of(error))
         if isinstance(error, PolicyTimeout) or ticks:
-            text = f"{what} did not return within {self.budget.limits}, and was ended after {time_spent(cpu_ns, wall_ns)}"
+            taken = time_spent(cpu_ns, wall_ns)
+            text = f"{what} did not return within {self.budget.limits}, and was ended after {taken}"
             return Fault(kind, "timeout", text, self._trace_of(error))
         if isinstance(error, Nonsense):
             return Fault(kind, error.code, f"{what} returned nonsense: {error}")
