@@ -71,9 +71,12 @@ def test_a_client_that_goes_away_frees_its_blocks_within_two_steps(quick_model_f
     """The engine is in a step while one goes; then it goes on."""
     go_on = tmp_path / "go on"
     held = {"point": "model", "action": "hold", "computed": HELD_AT, "until": str(go_on)}
-    faults = json.dumps([held, {"point": "model", "action": "sleep", "seconds": 0.01}])
+    # A client that has read all and hangs up is known to be gone when it answers more bytes with a reset: steps take
+    # so long that a busy front hears of it within one.
+    slow = {"point": "model", "action": "sleep", "computed": HELD_AT, "seconds": limit(0.03)}
+    faults = json.dumps([held, slow])
     with daemon("--kv-blocks", "256", model=quick_model_folder, env={"KVYARD_TEST_FAULTS": faults}) as running:
-        stays = wishes(1, seed=3, output=(300, 300), ids=(0, 250))[0]
+        stays = wishes(1, seed=3, output=(HELD_AT + 10, HELD_AT + 10), ids=(0, 250))[0]
         leaves = wishes(1, seed=4, output=(900, 900), ids=(0, 250))[0]
         asyncio.run(_leave_early(running, stays, leaves, go_on))
 
@@ -103,7 +106,7 @@ async def _leave_early(running: DaemonProcess, stays: Wish, leaves: Wish, go_on:
         leaving.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await leaving
-        await asyncio.sleep(limit(0.75))  # the front notices meanwhile, which nothing tells before the engine agrees
+        await asyncio.sleep(limit(0.25))  # those that left unread bytes are known to be gone by now
         left = time.monotonic()
         await asyncio.to_thread(go_on.touch)
         await asyncio.to_thread(wait_until, lambda: steps[-1][1] == 1, limit(5), "one to be gone")
