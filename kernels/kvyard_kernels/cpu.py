@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from kvyard_kernels import cpu_attention, cpu_quant, cpu_rows
+from kvyard_kernels import cpu_ahead, cpu_attention, cpu_quant, cpu_rows
 from kvyard_kernels.cpu_quant import GROUP
 from kvyard_kernels.cpu_threads import Kernel
 from kvyard_kernels.cpu_tiles import LANES
@@ -272,7 +272,10 @@ def quantised_product(x: Tensor, weight: Quantised, bias: Tensor | None, dtype: 
 
 def warm_up() -> None:
     """Compile every kernel (about a second each), or load it from numba's cache."""
-    for kernel in (_norm, _gate, _rope, _attention, _prepare, _product):
+    for kernel in (_norm, _gate, _rope):
+        kernel()
+    cpu_ahead.join()  # the others may be compiled there meanwhile
+    for kernel in (_attention, _prepare, _product):
         kernel()
 
 

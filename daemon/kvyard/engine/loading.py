@@ -40,6 +40,10 @@ def load(
     chosen = choose_device(device)
     name = choose_dtype(chosen) if dtype == "auto" else dtype
     form = weight_form(chosen, name, deterministic)
+    if chosen == "cpu":
+        from kvyard_kernels import cpu_ahead  # numba's part of it is not for GPUs
+
+        cpu_ahead.start()
     weights = load_weights(Path(path), getattr(torch, name), progress, form)
     backend = backend_maker(chosen)(weights, getattr(torch, name), deterministic, block_size, progress)
     return Loaded(backend, weights.config, weights.eos_ids, name)
