@@ -13,6 +13,9 @@ from numba import carray, njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
+SIGNATURE = types.void(types.int64)  # type: ignore[no-untyped-call]  # numba has no types
+"""Of every kernel: the address of its parameters. Numba's cache finds what was compiled by it."""
+
 
 def _pointer(element: Any) -> Any:
     """An intrinsic that turns an int64 address into a pointer to `element`."""

@@ -14,7 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from numba import cfunc, types
+from numba import cfunc
+
+from kvyard_kernels.cpu_memory import SIGNATURE
 
 _BODY = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
@@ -38,11 +40,10 @@ class Kernel:
     """A compiled `void(int64*)` whose items are drawn from a counter in its parameters."""
 
     def __init__(self, body: Callable[[int], None]) -> None:
-        signature = types.void(types.int64)
         try:
-            self._compiled = cfunc(signature, cache=True)(body)  # owns the machine code
+            self._compiled = cfunc(SIGNATURE, cache=True)(body)  # owns the machine code
         except RuntimeError:  # no folder for the cache can be written: compile anew on every start
-            self._compiled = cfunc(signature)(body)
+            self._compiled = cfunc(SIGNATURE)(body)
         self._address = int(self._compiled.address or 0)
         self._single = _BODY(self._address)
 

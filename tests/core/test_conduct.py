@@ -8,7 +8,19 @@ import pytest
 from kvyard.core.conduct import LOOK_EVERY, ConductLimits
 from kvyard.core.scheduler import Scheduler
 from kvyard.link.record import Preemption
-from kvyard.policy import ADMIT, DECODE, PROMPT, RUNNING, Admission, Shape, Snapshot, Victims, nobody
+from kvyard.policy import (
+    ADMIT,
+    DECODE,
+    PROMPT,
+    RUNNING,
+    Admission,
+    Cause,
+    RequestView,
+    Shape,
+    Snapshot,
+    Victims,
+    nobody,
+)
 from kvyard.policy.registry import load
 
 from tests.core.harness import Clock, limits, run_step, spec
@@ -267,6 +279,40 @@ def test_letting_in_and_out_again_without_anything_hides_no_starving() -> None:
             target._conduct._weigh(seq, seq, Preemption(1, 1, "growth", "recompute", 0))
 
     run(target, 300, 5.0, in_and_out)
+    assert codes(target) == [("admission", "starving")]
+
+
+def test_a_row_without_tokens_hides_no_starving() -> None:
+    """It has a row while others pass it, gives it back by growth, and waits alone: at each look it waits."""
+    victim = 3
+
+    def admit(s: Snapshot) -> Admission:
+        if s.preempted:
+            return nobody("after a preemption")
+        if all(view.id != victim for view in s.waiting):
+            return Admission([view for view in s.waiting if len(s.running) < 6])
+        if s.step % LOOK_EVERY > 40 or s.step % LOOK_EVERY == 0:
+            return nobody("not yet")
+        return Admission([(view, 1) for view in s.waiting if view.id == victim])
+
+    def victims(s: Snapshot, who: RequestView, cause: Cause) -> Victims:
+        out = [view for view in s.running if view.id == victim and s.step % LOOK_EVERY > 40]
+        return Victims(out or list(reversed(s.running)), requeue="front")
+
+    shape = Shape(((DECODE, ADMIT, PROMPT),))
+    prefill = ScriptedPrefill(shape, share=lambda s, views, left: [0 if v.id == victim else left for v in views])
+    policies = scripted_set(ScriptedAdmission(admit), ScriptedPreemption(victims), prefill)
+    small = limits(blocks=14, max_running=8, max_step_tokens=64)
+    conduct = ConductLimits(overtakes=100, age_s=50.0, age_overtakes=10)
+    target = Scheduler(small, policies, clock_ns=Clock(), conduct=conduct)
+    for id in (1, 2, victim):
+        target.add(spec(id, prompt_len=6, max_new=12))
+    for step in range(1000):
+        if len(target.ledger.sequences) < 5:
+            target.add(spec(100 + step, prompt_len=6, max_new=6 + step % 12))
+        run_step(target, now=step * 0.01, check=False)
+        if target.has_news:
+            break
     assert codes(target) == [("admission", "starving")]
 
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from kvyard.core.guard import Fault
-from kvyard.core.queue import AT_ONCE, BUCKET, SortedEntries, WaitingQueue
+from kvyard.core.queue import AT_ONCE, BUCKET, KeysOf, SortedEntries, WaitingQueue
 from kvyard.core.sequence import SequenceState
 from kvyard.policy.base import OrderKey
 
@@ -266,6 +266,17 @@ def test_joining_and_leaving_cost_the_same_in_a_long_queue() -> None:
     assert len(queue) == 10_000
     assert all(queue._entries._seqs), "empty buckets go"
     assert [*map(len, queue._entries._ranks)] == [*map(len, queue._entries._seqs)]
+
+
+@pytest.mark.parametrize("keys_of", [None, by_priority, lambda seqs: [float(seq.arrival) for seq in seqs]])
+def test_who_does_not_wait_cannot_be_taken_out(keys_of: KeysOf | None) -> None:
+    queue = WaitingQueue(keys_of)
+    for id in (1, 2, 3):
+        queue.arrive(sequence(id))
+    queue.settle()
+    with pytest.raises(KeyError):
+        queue.remove(sequence(7))
+    assert ids(queue) == [1, 2, 3]
 
 
 def test_places_count_upwards_whatever_the_arrival_numbers_are() -> None:

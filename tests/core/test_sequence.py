@@ -80,3 +80,13 @@ def test_a_view_is_made_when_a_policy_asks_and_stays_the_same() -> None:
         run_step(scheduler)
     assert all(view is seen[1] for view in seen[2:]), "one object for one sequence, however often it is shown"
     assert [seq.view for seq in seqs] == [None, None], "the two would hold each other"
+
+
+def test_an_ended_sequence_is_shown_without_being_held() -> None:
+    """A policy that keeps an iterator over steps may be given one: the two would hold each other for ever."""
+    scheduler = scheduler_of(scripted_set())
+    scheduler.add(spec(1))
+    seq = scheduler.ledger.sequences[1]
+    scheduler.cancel([1])
+    assert scheduler.ledger.view(seq).id == 1
+    assert seq.view is None

@@ -74,6 +74,11 @@ def test_a_key_lets_in_and_nothing_else_does(guarded: Guarded) -> None:
         assert guarded.post(dict(body), secret).status_code == 200
 
 
+def test_the_ready_line_says_where_the_key_goes(guarded: Guarded) -> None:
+    (tried,) = [line for line in guarded.running.lines if "try:" in line]
+    assert "-H 'Authorization: Bearer YOUR_KEY'" in tried
+
+
 def test_probes_are_open_and_metrics_are_not(guarded: Guarded) -> None:
     assert [guarded.get(path).status_code for path in ("/health", "/ready")] == [200, 200]
     assert [guarded.get(path).status_code for path in ("/metrics", "/v1/models", "/version")] == [401] * 3

@@ -16,6 +16,7 @@ from kvyard.front.engine_states import EngineState
 from kvyard.front.supervisor import Patience, Supervisor
 from kvyard.link.codec import ToFront
 from kvyard.link.messages import Control, EngineInfo, Goodbye, Refused, Reply, Start
+from kvyard.link.progress import EnginePhase, Progress
 
 MODULE = "tests.front.tiny_engine"
 PATIENCE = Patience(policy=0.4, candidate=0.4, step=0.8, loading=20, leaving=0.5)
@@ -205,3 +206,18 @@ def test_waiting_threads_do_not_spin_unless_told_to() -> None:
 
 def test_the_kernels_count_can_be_read() -> None:
     assert oom_kills() >= 0
+
+
+@pytest.mark.parametrize(
+    ("computed_s", "age_s", "ended"),
+    [(0.5, 9.0, False), (0.5, 13.9, False), (0.5, 14.1, True), (6.0, 6.9, False), (6.0, 7.1, True)],
+)
+def test_a_candidate_that_waits_is_left_to_the_guard(
+    monkeypatch: pytest.MonkeyPatch, computed_s: float, age_s: float, ended: bool
+) -> None:
+    """The guard ends Python code after 5 s of CPU time or 10 s, and with it no request."""
+    monkeypatch.setattr("kvyard.front.supervisor.cpu_seconds", lambda pid: computed_s)
+    supervisor = Supervisor(lambda: start(""), Told())
+    supervisor.pid = 5
+    seen = Progress(5, EnginePhase.CANDIDATE, 0, 1, 0, "admission/slow", ())
+    assert (supervisor._overdue(seen, int(age_s * 1e9)) is not None) == ended

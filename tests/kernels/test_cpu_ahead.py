@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -24,6 +25,11 @@ def test_they_are_in_the_cache_afterwards_and_not_made_again(tmp_path: Path, mon
     assert {"cpu_attention.attention", "cpu_quant.product", "cpu_quant.prepare"} <= made
     cpu_ahead.start()
     assert cpu_ahead._processes == []
+    for index in tmp_path.glob("*/*.nbi"):
+        os.utime(index, (0, 0))
+    cpu_ahead.start()
+    assert len(cpu_ahead._processes) == 1, "they are of older sources"
+    cpu_ahead.join()
 
 
 def test_without_a_cache_nothing_is_started(monkeypatch: pytest.MonkeyPatch) -> None:

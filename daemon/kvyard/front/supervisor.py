@@ -43,9 +43,9 @@ class Patience:
 
     policy: float = 0.7
     candidate: float = 7.0
-    """To import and construct a policy, which the guard ends after 5 s of CPU time or 10 s; twice that unless"""
+    """To import and construct a policy, which the guard ends after 5 s of CPU time or 10 s."""
     candidate_cpu: float = 5.5
-    """it has used so much processor time, in which the guard would have ended Python code."""
+    """With less processor time than this a candidate has twice as long: the guard may still end it."""
     step: float = 120.0
     loading: float = 900.0
     leaving: float = 5.0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import msgspec
 
 from kvyard.link.frames import Body
@@ -27,6 +29,8 @@ from kvyard.link.record import StepRecord
 ToEngine = Start | Submit | Cancel | Control | Stop
 ToFront = Loading | EngineInfo | Refused | Outputs | Failed | Ejected | PolicyState | Reply | StepRecord | Goodbye
 
+T = TypeVar("T")
+
 _encoder = msgspec.msgpack.Encoder()
 _to_engine = msgspec.msgpack.Decoder(ToEngine)
 _to_front = msgspec.msgpack.Decoder(ToFront)
@@ -44,18 +48,12 @@ def encode(message: ToEngine | ToFront) -> bytes:
 
 def decode_to_engine(data: Body) -> ToEngine:
     """A message for the engine. Raises LinkError."""
-    try:
-        return _to_engine.decode(data)
-    except msgspec.MsgspecError as error:
-        raise LinkError(f"front sent no message that this engine knows: {error}") from error
+    return _decode(_to_engine, data, "front sent no message that this engine knows")
 
 
 def decode_to_front(data: Body) -> ToFront:
     """A message for the front. Raises LinkError."""
-    try:
-        return _to_front.decode(data)
-    except msgspec.MsgspecError as error:
-        raise LinkError(f"engine sent no message that this front knows: {error}") from error
+    return _decode(_to_front, data, "engine sent no message that this front knows")
 
 
 def encode_sampling(sampling: Sampling) -> bytes:
@@ -65,7 +63,11 @@ def encode_sampling(sampling: Sampling) -> bytes:
 
 def decode_sampling(data: bytes) -> Sampling:
     """What `encode_sampling` made. Raises LinkError."""
+    return _decode(_to_sampling, data, "front sent no sampling parameters that this engine knows")
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], data: Body, otherwise: str) -> T:
     try:
-        return _to_sampling.decode(data)
+        return decoder.decode(data)
     except msgspec.MsgspecError as error:
-        raise LinkError(f"front sent no sampling parameters that this engine knows: {error}") from error
+        raise LinkError(f"{otherwise}: {error}") from error
